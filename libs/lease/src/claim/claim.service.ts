@@ -1,0 +1,77 @@
+import { Injectable } from '@nestjs/common';
+import { InvalidOptionError, NotRunningError } from '../errors';
+import { Database } from '../storage/database';
+import { WorkersService } from '../workers/workers.service';
+import { Exchange } from './exchange';
+import { type HeldLease, HeldLeases } from './held-leases';
+import type { LeasedJob } from './leased-job';
+import { pollSql } from './poll.sql';
+import type { Lane } from './wake-up';
+
+export interface ClaimOptions {
+  /** Kinds to claim. */
+  kinds: string[];
+  /** Queues to claim from; default all. */
+  queues?: string[];
+  /** At most this many jobs, 1 to 1000. */
+  limit: number;
+}
+
+/** A job claimed by hand: the leased job (with its token) and a signal that aborts when the lease is lost or the job is to stop. */
+export interface ClaimedJob {
+  readonly job: LeasedJob;
+  readonly signal: AbortSignal;
+}
+
+/**
+ * Claims jobs by hand, for code that steers itself: `claim`, do the work, then settle with SettleService. Of any number of rivals
+ * exactly one gets a job (R1). Needs a registered worker (`WorkersService.register`, `HeartbeatService.start`); its beats renew these
+ * leases and compare them with the database like all others. Nobody watches the deadline here but the rescue.
+ */
+@Injectable()
+export class ClaimService {
+  constructor(
+    private readonly exchange: Exchange,
+    private readonly held: HeldLeases,
+    private readonly workers: WorkersService,
+    private readonly database: Database,
+  ) {}
+
+  /**
+   * @returns at most `limit` jobs, highest priority first, then oldest; an empty list when there is none. A job that must run alone (its
+   *   next crash would spend its budget) comes alone, to a worker that holds nothing else.
+   * @throws NotRunningError when this process is not registered, or the database holds it for dead
+   */
+  async claim({ kinds, queues, limit }: ClaimOptions): Promise<ClaimedJob[]> {
+    if (!Number.isInteger(limit) || limit < 1 || limit > 1000) {
+      throw new InvalidOptionError(`limit = ${limit} is not allowed: it must be a whole number from 1 to 1000`);
+    }
+    const workerId = this.workers.currentId;
+    const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(pollSql(this.database.schema.quoted), [
+      kinds,
+      queues ?? null,
+      limit,
+    ]);
+    const lanes = [...new Map([...(row?.lanes ?? []), ...(row?.suspects ?? [])].map((lane) => [JSON.stringify(lane), lane])).values()];
+    if (lanes.length === 0) return [];
+    const reply = await this.exchange.claim({
+      workerId,
+      want: limit,
+      queues: lanes.map(([queue]) => queue),
+      kinds: lanes.map(([, kind]) => kind),
+      limits: lanes.map(() => limit),
+      suspects: this.held.size === 0 ? 1 : 0,
+    });
+    if (!reply.ok) {
+      throw new NotRunningError(
+        reply.refused
+          ? `The database does not hold worker ${workerId} for live: its lease has expired, or it was declared dead`
+          : 'The reply to the claim was lost; what it may have leased is given back by the next beat',
+      );
+    }
+    return reply.jobs
+      .map((job) => this.held.get(job.key))
+      .filter((held): held is HeldLease => held !== undefined)
+      .map((held) => ({ job: held.job, signal: held.signal }));
+  }
+}

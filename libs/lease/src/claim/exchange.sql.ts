@@ -1,0 +1,15 @@
+/** Settles completions and claims, in one round trip. Locks the leases named and the ready rows taken; see `step_v1`. */
+export const stepSql = (s: string): string =>
+  `SELECT applied, jobs, refused FROM ${s}.step_v1($1, $2::bigint[], $3::bigint[], $4::json, $5::bigint, $6::int, $7::text[], $8::text[], $9::int[], $10::int, $11::bigint)`;
+
+/** Takes jobs out of their leases under the fence, waiting for rows that somebody else has locked; see `move_v1`. */
+export const moveSql = (s: string): string => `SELECT * FROM ${s}.move_v1($1::json, false)`;
+
+/**
+ * After a reply was lost: which of these outcomes are on record? Matches worker and token in one statement over both places that an
+ * outcome can stand. Locks nothing. Run in a statement later than the one whose reply was lost.
+ */
+export const recordedSql = (s: string): string => `
+  SELECT k.job::text AS job_id, k.token::text AS token FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS k(job, token, worker)
+  WHERE EXISTS (SELECT FROM ${s}.finished f WHERE f.job_id = k.job AND f.token = k.token AND f.worker_id = k.worker)
+     OR EXISTS (SELECT FROM ${s}.runs r WHERE r.job_id = k.job AND r.token = k.token AND r.worker_id = k.worker)`;

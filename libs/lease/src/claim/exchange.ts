@@ -1,0 +1,297 @@
+import { Injectable, Logger } from '@nestjs/common';
+import type { JobError } from '../jobs/job.types';
+import { ResolvedOptions } from '../options/lease-options';
+import type { Answer, Move, MoveRow, Outcome } from '../settle/outcome';
+import { ThrottledLog } from '../events/throttled-log';
+import { Database } from '../storage/database';
+import { backoffMs, monotonicMs, sleep } from '../storage/delays';
+import { errorText, isContentError } from '../storage/sql-errors';
+import { moveSql, recordedSql, stepSql } from './exchange.sql';
+import { HeldLeases } from './held-leases';
+import { type LeasedJob, parseClaim } from './leased-job';
+
+/** What a claim asks for. Lanes are parallel lists; `limits` bounds each kind. */
+export interface ClaimRequest {
+  workerId: string;
+  want: number;
+  queues: string[];
+  kinds: string[];
+  limits: number[];
+  /** 0 = take no suspect, 1 = take one if nothing else is to be had, 2 = take nothing else. */
+  suspects: 0 | 1 | 2;
+}
+
+export type ClaimReply =
+  | { ok: true; jobs: LeasedJob[]; bytes: number }
+  /** The database holds this worker for dead, draining or expired. */
+  | { ok: false; refused: true }
+  /** The reply was lost; what it may have leased comes back as unknown at the next beat and is given back. */
+  | { ok: false; refused: false };
+
+interface Pending {
+  job: LeasedJob;
+  outcome: Outcome;
+  /** It was sent before, and the reply lost: moving nothing may mean that it is done. */
+  repeat: boolean;
+  resolve(answer: Answer): void;
+}
+
+/** Offers a claim to ride along whenever something is sent. Returns undefined to claim nothing. */
+export interface Claimer {
+  next(): ClaimRequest | undefined;
+  receive(request: ClaimRequest, reply: ClaimReply): void;
+}
+
+const CONNECTIONS = 2;
+const MAX_BATCH = 1000;
+
+/**
+ * All traffic about running jobs: outcomes and claims share round trips. Outcomes that arrive while one flush is on the wire go out
+ * together with the next, so nothing waits when idle and batches are large when busy. An outcome stays here, and its lease
+ * in the attested set, until the database has answered for it.
+ */
+@Injectable()
+export class Exchange {
+  private readonly logger = new Logger('Leasehold');
+  private readonly trouble = new ThrottledLog(this.logger);
+  private pending: Pending[] = [];
+  private onWire = 0;
+  private claiming = false;
+  private scheduled = false;
+  private failures = 0;
+  private pausedUntil = 0;
+  private claimer: Claimer | undefined;
+  private readonly stopping = new AbortController();
+  private idleWaiters: (() => void)[] = [];
+
+  constructor(
+    private readonly database: Database,
+    private readonly held: HeldLeases,
+    private readonly options: ResolvedOptions,
+  ) {}
+
+  setClaimer(claimer: Claimer | undefined): void {
+    this.claimer = claimer;
+    this.wake();
+  }
+
+  /** Records an outcome. Resolves when the database has answered, however long that takes. */
+  settle(job: LeasedJob, outcome: Outcome): Promise<Answer> {
+    const lease = this.held.get(job.key);
+    if (lease) lease.settling = true;
+    return new Promise((resolve) => {
+      this.pending.push({
+        job,
+        outcome,
+        repeat: false,
+        resolve: (answer) => {
+          this.held.remove(job.key);
+          resolve(answer);
+        },
+      });
+      this.wake();
+    });
+  }
+
+  /** Looks whether something can be sent, on the next turn of the loop: what happens in this turn goes together. */
+  wake(): void {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    setImmediate(() => {
+      this.scheduled = false;
+      this.pump();
+    });
+  }
+
+  /** Resolves when no outcome is waiting for its answer. */
+  async idle(): Promise<void> {
+    while (this.pending.length > 0 || this.onWire > 0) {
+      await new Promise<void>((resolve) => this.idleWaiters.push(resolve));
+    }
+  }
+
+  /** One claim of its own, for callers that steer themselves. */
+  async claim(request: ClaimRequest): Promise<ClaimReply> {
+    return this.sendStep([], request);
+  }
+
+  /** Gives up on whatever is still unanswered: it is refused locally, and rescued. */
+  stop(): void {
+    this.stopping.abort();
+    for (const pending of this.pending.splice(0)) pending.resolve({ applied: false });
+    this.notifyIdle();
+  }
+
+  private pump(): void {
+    if (this.stopping.signal.aborted) return;
+    while (this.onWire < CONNECTIONS) {
+      if (monotonicMs() < this.pausedUntil) return;
+      const claim = this.claiming ? undefined : this.claimer?.next();
+      const batch = this.takeBatch();
+      if (batch.length === 0 && !claim) break;
+      this.onWire++;
+      if (claim) this.claiming = true;
+      void this.send(batch, claim).finally(() => {
+        this.onWire--;
+        if (claim) this.claiming = false;
+        this.notifyIdle();
+        this.wake();
+      });
+    }
+  }
+
+  private notifyIdle(): void {
+    if (this.pending.length > 0 || this.onWire > 0) return;
+    for (const resolve of this.idleWaiters.splice(0)) resolve();
+  }
+
+  /** Either completions (they ride with a claim) or other moves, of one worker, sorted by job so that two flushes cannot deadlock. */
+  private takeBatch(): Pending[] {
+    const first = this.pending[0];
+    if (!first) return [];
+    const same = (p: Pending): boolean =>
+      p.job.workerId === first.job.workerId && (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
+    const batch: Pending[] = [];
+    const rest: Pending[] = [];
+    for (const pending of this.pending) (batch.length < MAX_BATCH && same(pending) ? batch : rest).push(pending);
+    this.pending = rest;
+    return batch.sort((a, b) => compareIds(a.job.id, b.job.id));
+  }
+
+  private async send(batch: Pending[], claim: ClaimRequest | undefined): Promise<void> {
+    const completions = batch[0]?.outcome.event === 'complete' ? batch : [];
+    const moves = completions.length > 0 ? [] : batch;
+    await Promise.all([
+      completions.length > 0 || claim ? this.exchange(completions, claim) : undefined,
+      moves.length > 0 ? this.sendMoves(moves) : undefined,
+    ]);
+  }
+
+  private async exchange(completions: Pending[], claim: ClaimRequest | undefined): Promise<void> {
+    const reply = await this.sendStep(completions, claim);
+    if (claim) this.claimer?.receive(claim, reply);
+  }
+
+  private async sendStep(completions: Pending[], claim: ClaimRequest | undefined): Promise<ClaimReply> {
+    const claimNo = claim ? this.held.openClaim() : 0;
+    const sentAtMs = monotonicMs();
+    const workerId = claim?.workerId ?? completions[0]?.job.workerId ?? '';
+    // A claim speaks for one worker; completions of an earlier identity go on their own.
+    if (claim && completions[0] && completions[0].job.workerId !== workerId) {
+      void this.sendStep(completions, undefined);
+      completions = [];
+    }
+    try {
+      const results = completions.map(({ outcome }) => (outcome as { result: string | null }).result);
+      const [row] = await this.database.query<{ applied: string[] | null; jobs: string | null; refused: boolean | null }>(
+        stepSql(this.database.schema.quoted),
+        [
+          workerId,
+          completions.map(({ job }) => job.id),
+          completions.map(({ job }) => job.token),
+          results.some((result) => result !== null) ? `[${results.map((r) => r ?? 'null').join(',')}]` : null,
+          claimNo,
+          claim?.want ?? 0,
+          claim?.queues ?? [],
+          claim?.kinds ?? [],
+          claim?.limits ?? [],
+          claim?.suspects ?? 0,
+          this.options.claim.maxBytes,
+        ],
+        { name: 'leasehold_step' },
+      );
+      this.failures = 0;
+      const text = row?.jobs ?? null;
+      const jobs = parseClaim(text, workerId, sentAtMs);
+      for (const job of jobs) this.held.add(job);
+      const applied = row?.applied ? new Set(row.applied) : undefined;
+      await this.answer(completions, (p) => (applied && !applied.has(p.job.id) ? undefined : 'completed'));
+      if (row?.refused) return { ok: false, refused: true };
+      return { ok: true, jobs, bytes: text?.length ?? 0 };
+    } catch (error) {
+      await this.failed(completions, error);
+      return { ok: false, refused: false };
+    } finally {
+      this.held.closeClaim(claimNo);
+    }
+  }
+
+  private async sendMoves(batch: Pending[]): Promise<void> {
+    try {
+      const rows = await this.database.query<MoveRow>(moveSql(this.database.schema.quoted), [
+        JSON.stringify(batch.map(toMove)),
+      ]);
+      this.failures = 0;
+      const places = new Map(rows.map((row) => [`${row.job_id}:${row.token}`, row.place]));
+      await this.answer(batch, ({ job }) => places.get(job.key));
+    } catch (error) {
+      await this.failed(batch, error);
+    }
+  }
+
+  /** Gives each outcome its answer. One that was sent before and now moved nothing is looked for before it counts as lost. */
+  private async answer(batch: Pending[], placeOf: (pending: Pending) => string | undefined): Promise<void> {
+    const missed: Pending[] = [];
+    for (const pending of batch) {
+      const place = placeOf(pending);
+      if (place !== undefined) pending.resolve({ applied: true, place });
+      else if (pending.repeat) missed.push(pending);
+      else pending.resolve({ applied: false });
+    }
+    if (missed.length === 0) return;
+    try {
+      const rows = await this.database.query<{ job_id: string; token: string }>(
+        recordedSql(this.database.schema.quoted),
+        [missed.map((p) => p.job.id), missed.map((p) => p.job.token), missed.map((p) => p.job.workerId)],
+      );
+      const recorded = new Set(rows.map((row) => `${row.job_id}:${row.token}`));
+      for (const pending of missed) {
+        const applied = recorded.has(pending.job.key) || pending.outcome.event === 'giveback';
+        pending.resolve(applied ? { applied, place: 'recorded earlier' } : { applied });
+      }
+    } catch (error) {
+      await this.failed(missed, error);
+    }
+  }
+
+  /** Nothing is ever dropped: bad content is narrowed down to its row, everything else is sent again after a pause. */
+  private async failed(batch: Pending[], error: unknown): Promise<void> {
+    if (isContentError(error) && batch.length > 0) {
+      const [only] = batch;
+      if (batch.length === 1 && only) return this.refusedByContent(only, error);
+      const half = Math.ceil(batch.length / 2);
+      for (const part of [batch.slice(0, half), batch.slice(half)]) {
+        await (part[0]?.outcome.event === 'complete' ? this.sendStep(part, undefined) : this.sendMoves(part));
+      }
+      return;
+    }
+    const pauseMs = backoffMs(this.failures++, 20, 2000);
+    this.pausedUntil = monotonicMs() + pauseMs;
+    this.trouble.warn('exchange', `Could not write to the database, trying again: ${errorText(error)}`);
+    if (this.stopping.signal.aborted) {
+      for (const pending of batch) pending.resolve({ applied: false });
+      return;
+    }
+    for (const pending of batch) pending.repeat = true;
+    this.pending.unshift(...batch);
+    await sleep(pauseMs, this.stopping.signal);
+  }
+
+  private refusedByContent(pending: Pending, error: unknown): Promise<void> {
+    const plain: JobError = { name: 'OutcomeNotStorable', message: `the outcome could not be stored: ${errorText(error)}` };
+    this.logger.error(`Job ${pending.job.id} (${pending.job.kind}): ${plain.message}`);
+    const already = pending.outcome.event === 'fatal' && pending.outcome.error.name === plain.name;
+    pending.outcome = { event: 'fatal', error: already ? { message: 'the outcome could not be stored' } : plain };
+    return this.sendMoves([pending]);
+  }
+}
+
+const toMove = ({ job, outcome }: Pending): Move => ({
+  job: job.id,
+  token: job.token,
+  worker: job.workerId,
+  ...(outcome.event === 'complete' ? { event: 'complete' } : outcome),
+});
+
+/** Numeric order of decimal text without leading zeros. */
+const compareIds = (a: string, b: string): number => a.length - b.length || (a < b ? -1 : a > b ? 1 : 0);

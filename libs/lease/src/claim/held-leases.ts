@@ -1,0 +1,122 @@
+import { Injectable } from '@nestjs/common';
+import { JobInterruptedError, type InterruptionReason } from './interruption';
+import type { LeasedJob } from './leased-job';
+import { monotonicMs } from '../storage/delays';
+
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
+
+/** One lease held by this process, from the claim's reply until its outcome is answered. */
+export class HeldLease {
+  private readonly controller = new AbortController();
+  private timer: NodeJS.Timeout | undefined;
+  /** An outcome is on its way: "gone" is then no news. */
+  settling = false;
+  /** No longer ours; whatever is written for it is refused. */
+  lost = false;
+
+  constructor(readonly job: LeasedJob) {}
+
+  get signal(): AbortSignal {
+    return this.controller.signal;
+  }
+
+  get interrupted(): InterruptionReason | undefined {
+    return this.controller.signal.aborted ? (this.controller.signal.reason as JobInterruptedError).reason : undefined;
+  }
+
+  /** Milliseconds to the deadline on this process's monotonic clock; Infinity if there is none. */
+  get remainingMs(): number {
+    const { deadlineMs, claimedAtMs } = this.job;
+    return deadlineMs === null ? Infinity : Math.max(0, claimedAtMs + deadlineMs - monotonicMs());
+  }
+
+  interrupt(reason: InterruptionReason, detail?: string): void {
+    if (reason === 'lease-lost') this.lost = true;
+    if (!this.controller.signal.aborted) this.controller.abort(new JobInterruptedError(this.job.id, reason, detail));
+  }
+
+  /** Calls back once when the deadline has passed. */
+  onDeadline(callback: () => void): void {
+    if (this.job.deadlineMs === null) return;
+    const wait = (): void => {
+      const remaining = this.remainingMs;
+      if (remaining <= 0) return callback();
+      this.timer = setTimeout(wait, Math.min(Math.ceil(remaining), LONGEST_TIMER_MS));
+      this.timer.unref();
+    };
+    wait();
+  }
+
+  clearDeadline(): void {
+    clearTimeout(this.timer);
+  }
+}
+
+/** What a beat attests: pairs sorted by token, and the claim number below which every reply has arrived. */
+export interface Attested {
+  jobs: string[];
+  tokens: string[];
+  below: string;
+}
+
+/** Every lease that this process believes it holds. The beats compare this list with the database's. */
+@Injectable()
+export class HeldLeases {
+  private readonly leases = new Map<string, HeldLease>();
+  private readonly unanswered = new Set<number>();
+  private lastClaimNo = 0;
+  private suspects = 0;
+
+  get size(): number {
+    return this.leases.size;
+  }
+
+  get holdsSuspect(): boolean {
+    return this.suspects > 0;
+  }
+
+  /** Numbers a claim before it is sent. */
+  openClaim(): number {
+    this.unanswered.add(++this.lastClaimNo);
+    return this.lastClaimNo;
+  }
+
+  /** The reply has arrived (call it after adding the jobs), or will never be waited for again. */
+  closeClaim(claimNo: number): void {
+    this.unanswered.delete(claimNo);
+  }
+
+  add(job: LeasedJob): HeldLease {
+    const lease = new HeldLease(job);
+    this.leases.set(job.key, lease);
+    if (job.suspect) this.suspects++;
+    return lease;
+  }
+
+  get(key: string): HeldLease | undefined {
+    return this.leases.get(key);
+  }
+
+  remove(key: string): void {
+    const lease = this.leases.get(key);
+    if (!lease) return;
+    lease.clearDeadline();
+    this.leases.delete(key);
+    if (lease.job.suspect) this.suspects--;
+  }
+
+  all(): IterableIterator<HeldLease> {
+    return this.leases.values();
+  }
+
+  attested(workerId: string): Attested {
+    const mine = [...this.leases.values()].filter(({ job }) => job.workerId === workerId);
+    const pairs = mine.map(({ job }) => [BigInt(job.token), job] as const).sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
+    return {
+      jobs: pairs.map(([, job]) => job.id),
+      tokens: pairs.map(([, job]) => job.token),
+      // Claims are numbered one by one, so the lowest that is still out bounds all that may be on the wire.
+      below: String(Math.min(this.lastClaimNo + 1, ...this.unanswered)),
+    };
+  }
+}

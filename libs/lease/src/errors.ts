@@ -1,0 +1,102 @@
+/** Every error that Leasehold throws on purpose. `code` is stable; the admin API repeats it in its bodies (R35). */
+export abstract class LeaseholdError extends Error {
+  abstract readonly code: string;
+
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = new.target.name;
+  }
+}
+
+/** A wrong option, found before anything is started. Names the option, its value and what is allowed. */
+export class InvalidOptionError extends LeaseholdError {
+  readonly code = 'INVALID_OPTION';
+}
+
+/** The application is put together wrongly: two handlers of a kind, `forRoot` twice, no `ScheduleModule`. */
+export class LeaseSetupError extends LeaseholdError {
+  readonly code = 'LEASE_SETUP';
+}
+
+/** A job that cannot be enqueued as it is. Nothing was written. `field` names what to change. */
+export class InvalidJobError extends LeaseholdError {
+  readonly code = 'INVALID_JOB';
+
+  constructor(
+    message: string,
+    readonly field: string,
+    options?: ErrorOptions,
+  ) {
+    super(message, options);
+  }
+}
+
+/** No job has this id. */
+export class UnknownJobError extends LeaseholdError {
+  readonly code = 'UNKNOWN_JOB';
+
+  constructor(readonly jobId: string) {
+    super(`There is no job ${jobId}`);
+  }
+}
+
+/**
+ * The lease is no longer held: the job was rescued, cancelled or leased anew, and the write was refused (R17). Whoever
+ * gets this must stop working on the job; the run is abandoned, never marked failed.
+ */
+export class LeaseLostError extends LeaseholdError {
+  readonly code = 'LEASE_LOST';
+
+  constructor(
+    readonly jobId: string,
+    readonly token: string,
+    why = 'the lease is held by nobody of this token any more',
+  ) {
+    super(`Job ${jobId} (token ${token}): ${why}`);
+  }
+}
+
+/** The insert was sent and its reply lost: the jobs may or may not be there. Look before repeating. */
+export class EnqueueUncertainError extends LeaseholdError {
+  readonly code = 'ENQUEUE_UNCERTAIN';
+}
+
+/** `store: 'exclusive'` while another worker is up. */
+export class StoreNotExclusiveError extends LeaseholdError {
+  readonly code = 'STORE_NOT_EXCLUSIVE';
+}
+
+/** The database's schema is missing or older than this code. */
+export class SchemaError extends LeaseholdError {
+  readonly code = 'SCHEMA';
+}
+
+/** A query took longer than its client-side limit; its connection was destroyed. */
+export class QueryTimeoutError extends LeaseholdError {
+  readonly code = 'QUERY_TIMEOUT';
+}
+
+/** The module is shut down, or not started yet. */
+export class NotRunningError extends LeaseholdError {
+  readonly code = 'NOT_RUNNING';
+}
+
+/** Thrown by a handler: this job can never succeed. It is failed at once, whatever attempts are left. */
+export class NonRetryableError extends LeaseholdError {
+  readonly code = 'NON_RETRYABLE';
+}
+
+/** Thrown by a handler: run me again in `delayMs` milliseconds. No attempt is spent. */
+export class SnoozeError extends LeaseholdError {
+  readonly code = 'SNOOZE';
+
+  constructor(readonly delayMs: number) {
+    super(`snoozed for ${delayMs} ms`);
+    if (!Number.isFinite(delayMs) || delayMs < 0 || delayMs > MAX_DELAY_MS) {
+      throw new RangeError(`SnoozeError: delayMs must be from 0 to ${MAX_DELAY_MS}, not ${delayMs}`);
+    }
+  }
+}
+
+/** Ten years. Longer delays are refused everywhere, so that no timestamp can overflow. */
+export const MAX_DELAY_MS = 315_576_000_000;

@@ -1,0 +1,90 @@
+import { Injectable, Logger } from '@nestjs/common';
+import { type Observable, Subject } from 'rxjs';
+import type { InterruptionReason } from '../claim/interruption';
+
+/** The three ways of rescue, plus the re-queueing of everything by an exclusive store at its start. */
+export type RescueCause = 'session' | 'lease' | 'deadline' | 'exclusive';
+
+interface JobRef {
+  jobId: string;
+  kind: string;
+  queue: string;
+  workerId: string;
+  token: string;
+  attempt: number;
+}
+
+export type LeaseEvent =
+  | ({ type: 'job.claimed' } & JobRef)
+  | ({ type: 'job.started' } & JobRef)
+  | ({ type: 'job.completed' } & JobRef)
+  /** The handler reported an error. `place`: where the job went, `failed` = for good. */
+  | ({ type: 'job.failed'; place: string; message: string } & JobRef)
+  | ({ type: 'job.snoozed' } & JobRef)
+  | ({ type: 'job.stopped'; place: string } & JobRef)
+  | ({ type: 'job.released' } & JobRef)
+  | ({ type: 'job.interrupted'; reason: InterruptionReason } & JobRef)
+  /** A run ended without its lease: its outcome was refused and changes nothing. */
+  | ({ type: 'job.refused'; outcome: string } & JobRef)
+  /** This process took a lease from a worker that no longer deserved it. */
+  | ({ type: 'job.rescued'; cause: RescueCause; place: string; message: string } & JobRef)
+  | { type: 'worker.registered'; workerId: string }
+  /** No beat reached the database in time, or the worker was declared dead: its jobs are aborted, it registers anew. */
+  | { type: 'worker.fenced'; workerId: string; message: string }
+  | { type: 'worker.draining'; workerId: string }
+  | { type: 'worker.stopped'; workerId: string }
+  /** This process declared a worker dead. */
+  | { type: 'worker.died'; workerId: string; cause: RescueCause; silentMs: number }
+  | { type: 'leader.acquired'; workerId: string; epoch: string }
+  | { type: 'leader.lost'; workerId: string; message: string };
+
+type Level = 'debug' | 'log' | 'warn';
+
+const LEVELS: Record<LeaseEvent['type'], Level> = {
+  'job.claimed': 'debug',
+  'job.started': 'debug',
+  'job.completed': 'debug',
+  'job.snoozed': 'debug',
+  'job.stopped': 'log',
+  'job.released': 'log',
+  'job.failed': 'warn',
+  'job.interrupted': 'warn',
+  'job.refused': 'warn',
+  'job.rescued': 'warn',
+  'worker.registered': 'log',
+  'worker.draining': 'log',
+  'worker.stopped': 'log',
+  'worker.fenced': 'warn',
+  'worker.died': 'warn',
+  'leader.acquired': 'log',
+  'leader.lost': 'warn',
+};
+
+/** The life of jobs, workers and the leader as seen by this process: one log line each, and a typed stream. */
+@Injectable()
+export class LeaseEvents {
+  private readonly subject = new Subject<LeaseEvent>();
+  private readonly logger = new Logger('Leasehold');
+  /** A subscriber that throws must not take a job down with it; rxjs reports it as an uncaught error on a later tick. */
+  readonly stream: Observable<LeaseEvent> = this.subject.asObservable();
+
+  /** Whether anybody would see an event of this type. Lets hot paths skip making it. */
+  wants(type: LeaseEvent['type']): boolean {
+    return this.subject.observed || Logger.isLevelEnabled(LEVELS[type]);
+  }
+
+  emit(event: LeaseEvent): void {
+    const level = LEVELS[event.type];
+    if (Logger.isLevelEnabled(level)) this.logger[level](line(event));
+    this.subject.next(event);
+  }
+
+  close(): void {
+    this.subject.complete();
+  }
+}
+
+const line = ({ type, ...fields }: LeaseEvent): string =>
+  `${type} ${Object.entries(fields)
+    .map(([key, value]) => `${key}=${typeof value === 'string' && /\s/.test(value) ? JSON.stringify(value) : String(value)}`)
+    .join(' ')}`;

@@ -1,0 +1,131 @@
+import { Injectable } from '@nestjs/common';
+import type { HeldLease } from '../claim/held-leases';
+import { Exchange } from '../claim/exchange';
+import type { LeasedJob } from '../claim/leased-job';
+import { InvalidJobError, NonRetryableError, SnoozeError } from '../errors';
+import { LeaseEvents, type LeaseEvent } from '../events/lease-events';
+import { HeartbeatService } from '../heartbeat/heartbeat.service';
+import { ResolvedOptions } from '../options/lease-options';
+import { RESCUE_TEXT } from '../rescue/rescue.service';
+import { describeError } from '../settle/describe-error';
+import { encodeResult } from '../settle/encode-result';
+import type { Answer, Outcome } from '../settle/outcome';
+import { HandlerRegistry } from './handler-registry';
+import { Lease } from './lease';
+import { validatePayload } from './validate-payload';
+
+/** Runs one leased job in its handler and reports what became of it. */
+@Injectable()
+export class Runner {
+  constructor(
+    private readonly registry: HandlerRegistry,
+    private readonly exchange: Exchange,
+    private readonly heartbeat: HeartbeatService,
+    private readonly events: LeaseEvents,
+    private readonly options: ResolvedOptions,
+  ) {}
+
+  /**
+   * Resolves when the handler has ended, which for one that ignores its abort is long after the lease was given up. Its outcome is
+   * then on its way, not yet answered: a slot need not wait for the database.
+   */
+  async run(held: HeldLease): Promise<void> {
+    const { job } = held;
+    let closed = false;
+    held.onDeadline(() => {
+      // The worker's own end of way 3, with the same text and outcome; the slot stays taken until the handler really ends.
+      if (held.settling) return;
+      closed = true;
+      held.interrupt('deadline');
+      this.report(job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
+    });
+    const onAbort = (): void => {
+      const reason = held.interrupted;
+      if (reason) this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
+    };
+    held.signal.addEventListener('abort', onAbort, { once: true });
+    if (this.events.wants('job.started')) this.events.emit({ type: 'job.started', ...ref(job) });
+    const outcome = await this.outcomeOf(held);
+    held.signal.removeEventListener('abort', onAbort);
+    if (closed) {
+      // Already settled by its deadline: whatever the handler says now is late.
+      this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
+      return;
+    }
+    this.report(job, outcome);
+  }
+
+  private async outcomeOf(held: HeldLease): Promise<Outcome> {
+    const { job } = held;
+    try {
+      const definition = this.registry.get(job.kind);
+      if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
+      const payload = definition.payload ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`) : job.payload;
+      const handler = await definition.instance();
+      const lease = new Lease(held, () => this.heartbeat.trusted);
+      const result = await handler.handle({ ...job, payload }, lease);
+      const encoded = encodeResult(result, this.options.resultMaxBytes);
+      if ('json' in encoded) return { event: 'complete', result: encoded.json };
+      return { event: 'fatal', error: { name: 'ResultNotStorable', message: encoded.problem } };
+    } catch (error) {
+      return outcomeOfError(error, held);
+    }
+  }
+
+  private report(job: LeasedJob, outcome: Outcome): void {
+    void this.exchange.settle(job, outcome).then((answer) => {
+      const event = eventOf(job, outcome, answer);
+      if (event && this.events.wants(event.type)) this.events.emit(event);
+    });
+  }
+}
+
+/** Anything thrown after the abort counts as stopping for its reason. */
+function outcomeOfError(error: unknown, held: HeldLease): Outcome {
+  switch (held.interrupted) {
+    case 'cancelled':
+    case 'paused':
+      return { event: 'stopped' };
+    case 'drain':
+      return { event: 'release' };
+    case 'lease-lost':
+      // Abandoned, never marked failed (R17): refused if the lease is gone, given back uncharged if it is still there.
+      return { event: 'return' };
+    case 'deadline':
+    case undefined:
+  }
+  if (error instanceof SnoozeError) return { event: 'snooze', delayMs: Math.round(error.delayMs) };
+  if (error instanceof NonRetryableError || error instanceof InvalidJobError) return { event: 'fatal', error: describeError(error) };
+  return { event: 'fail', error: describeError(error) };
+}
+
+function eventOf(job: LeasedJob, outcome: Outcome, { applied, place = '' }: Answer): LeaseEvent | undefined {
+  if (!applied) return { type: 'job.refused', outcome: outcome.event, ...ref(job) };
+  switch (outcome.event) {
+    case 'complete':
+      return { type: 'job.completed', ...ref(job) };
+    case 'fail':
+    case 'fatal':
+      return { type: 'job.failed', place, message: outcome.error.message, ...ref(job) };
+    case 'deadline':
+      return { type: 'job.failed', place, message: outcome.reason, ...ref(job) };
+    case 'snooze':
+      return { type: 'job.snoozed', ...ref(job) };
+    case 'stopped':
+      return { type: 'job.stopped', place, ...ref(job) };
+    case 'release':
+    case 'return':
+      return { type: 'job.released', ...ref(job) };
+    case 'giveback':
+      return undefined;
+  }
+}
+
+export const ref = (job: LeasedJob) => ({
+  jobId: job.id,
+  kind: job.kind,
+  queue: job.queue,
+  workerId: job.workerId,
+  token: job.token,
+  attempt: job.attempt,
+});

@@ -1,0 +1,219 @@
+import {
+  type DynamicModule,
+  type ModuleMetadata,
+  type OnApplicationBootstrap,
+  type OnApplicationShutdown,
+  type OnModuleDestroy,
+  type OnModuleInit,
+  type Provider,
+  type Type,
+  Module,
+} from '@nestjs/common';
+import { DiscoveryModule, ModuleRef, ModulesContainer } from '@nestjs/core';
+import { SchedulerRegistry } from '@nestjs/schedule';
+import { ClaimService } from './claim/claim.service';
+import { Dispatcher } from './claim/dispatcher';
+import { Exchange } from './claim/exchange';
+import { HeldLeases } from './claim/held-leases';
+import { Lanes } from './claim/lanes';
+import { WakeUp } from './claim/wake-up';
+import { LeaseSetupError } from './errors';
+import { LeaseEvents } from './events/lease-events';
+import { HandlerRegistry } from './handlers/handler-registry';
+import { handlerMetadata } from './handlers/job-handler.decorator';
+import { Runner } from './handlers/runner';
+import { HeartbeatService } from './heartbeat/heartbeat.service';
+import { Enqueuer } from './jobs/enqueuer';
+import { JobsService } from './jobs/jobs.service';
+import { LeaderCronExplorer } from './leader/leader-cron.explorer';
+import { bindLeader } from './leader/leader-cron.decorator';
+import { LeaderService } from './leader/leader.service';
+import { getLeaseToken } from './lease.tokens';
+import { MaintenanceService } from './maintenance/maintenance.service';
+import { type LeaseOptions, ResolvedOptions } from './options/lease-options';
+import { resolveOptions } from './options/resolve-options';
+import { didYouMean } from './options/suggest';
+import { RescueLoop } from './rescue/rescue-loop';
+import { RescueService } from './rescue/rescue.service';
+import { SettleService } from './settle/settle.service';
+import { Database } from './storage/database';
+import { MainSession } from './storage/main-session';
+import { WorkerLifecycle, WorkerParts } from './workers/worker-lifecycle';
+import { WorkersService } from './workers/workers.service';
+
+/** What users may inject. */
+const PUBLIC: Type<unknown>[] = [
+  JobsService,
+  ClaimService,
+  SettleService,
+  HeartbeatService,
+  RescueService,
+  LeaderService,
+  WorkersService,
+  LeaseEvents,
+  WorkerLifecycle,
+];
+
+const INTERNAL: Type<unknown>[] = [
+  Database,
+  MainSession,
+  HeldLeases,
+  Exchange,
+  Lanes,
+  WakeUp,
+  Dispatcher,
+  Runner,
+  HandlerRegistry,
+  Enqueuer,
+  LeaderCronExplorer,
+  MaintenanceService,
+  RescueLoop,
+  WorkerParts,
+];
+
+export interface LeaseAsyncOptions extends Pick<ModuleMetadata, 'imports'> {
+  /** Instance name; stands here, since tokens depend on it. Default 'default'. */
+  name?: string;
+  inject?: (string | symbol | Type<unknown>)[];
+  useFactory: (...args: never[]) => Promise<Omit<LeaseOptions, 'name'>> | Omit<LeaseOptions, 'name'>;
+}
+
+/**
+ * Background jobs in PostgreSQL under leases. Import it once per instance name, beside `ScheduleModule.forRoot()`; its services can
+ * then be injected anywhere.
+ */
+@Module({})
+export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModuleDestroy, OnApplicationShutdown {
+  constructor(
+    private readonly options: ResolvedOptions,
+    private readonly lifecycle: WorkerLifecycle,
+    private readonly modules: ModulesContainer,
+    private readonly moduleRef: ModuleRef,
+  ) {
+    this.comeLastAndGoFirst();
+    this.refuseSecond();
+  }
+
+  static forRoot(options: LeaseOptions): DynamicModule {
+    const calledAt = callerOf(LeaseModule.forRoot);
+    return build(options?.name, { useFactory: () => resolveOptions(options, calledAt) });
+  }
+
+  static forRootAsync({ name, imports, inject, useFactory }: LeaseAsyncOptions): DynamicModule {
+    const calledAt = callerOf(LeaseModule.forRootAsync);
+    return build(
+      name,
+      {
+        inject: inject ?? [],
+        useFactory: async (...args: never[]) =>
+          resolveOptions({ ...(await useFactory(...args)), ...(name === undefined ? {} : { name }) }, calledAt),
+      },
+      imports,
+    );
+  }
+
+  async onModuleInit(): Promise<void> {
+    const registry = this.moduleRef.get(HandlerRegistry);
+    registry.explore();
+    this.refuseUnknownInstances();
+    if (this.options.role !== 'producer') this.bindLeaderCrons();
+    await this.moduleRef.get(Database).open();
+  }
+
+  /** Every other module's `onApplicationBootstrap` has run by now: the first job may be claimed (F:J7). */
+  async onApplicationBootstrap(): Promise<void> {
+    await this.lifecycle.start();
+  }
+
+  /** Before any other module's `onModuleDestroy` can close a database that handlers use (F:J1). */
+  async onModuleDestroy(): Promise<void> {
+    await this.lifecycle.drain();
+  }
+
+  async onApplicationShutdown(): Promise<void> {
+    await this.lifecycle.close();
+  }
+
+  /**
+   * Nest runs start hooks from the farthest module to the nearest and stop hooks the other way round; by distance alone ours would
+   * come somewhere in between. Nearest of all means: last to start, first to stop.
+   */
+  private comeLastAndGoFirst(): void {
+    for (const module of this.modules.values()) if (module.metatype === LeaseModule) module.distance = -1;
+  }
+
+  private refuseSecond(): void {
+    const others = this.all().filter((options) => options.name === this.options.name && options !== this.options);
+    const [other] = others;
+    if (!other) return;
+    throw new LeaseSetupError(
+      `LeaseModule is imported twice for instance '${this.options.name}': forRoot was called at ${other.calledAt} and at ${this.options.calledAt}. ` +
+        "Import it once (its services are global), or give one of them another 'name'",
+    );
+  }
+
+  /** The options of all LeaseModules of this application that are made so far. */
+  private all(): ResolvedOptions[] {
+    const found: ResolvedOptions[] = [];
+    for (const module of this.modules.values()) {
+      const options: unknown = module.metatype === LeaseModule ? module.providers.get(ResolvedOptions)?.instance : undefined;
+      if (options && (options as ResolvedOptions).name !== undefined) found.push(options as ResolvedOptions);
+    }
+    return found;
+  }
+
+  private refuseUnknownInstances(): void {
+    const names = this.all().map(({ name }) => name);
+    for (const module of this.modules.values()) {
+      for (const { metatype } of module.providers.values()) {
+        const metadata = typeof metatype === 'function' ? handlerMetadata(metatype) : undefined;
+        const wanted = metadata?.options.instance ?? 'default';
+        if (metadata && !names.includes(wanted)) {
+          throw new LeaseSetupError(
+            `@JobHandler(${JSON.stringify(metadata.kind)}) on ${metatype?.name}: there is no lease instance '${wanted}' in this application${didYouMean(wanted, names)}. There is: ${names.join(', ')}`,
+          );
+        }
+      }
+    }
+  }
+
+  private bindLeaderCrons(): void {
+    try {
+      this.moduleRef.get(SchedulerRegistry, { strict: false });
+    } catch {
+      throw new LeaseSetupError(
+        "LeaseModule needs @nestjs/schedule for its maintenance: add ScheduleModule.forRoot() to your root module's imports, once",
+      );
+    }
+    const leader = this.moduleRef.get(LeaderService);
+    const asked = this.moduleRef.get(LeaderCronExplorer).bind(this.options.name, leader);
+    bindLeader(this.moduleRef.get(MaintenanceService), 'default', leader);
+    const names = this.all().map(({ name }) => name);
+    for (const name of asked) {
+      if (!names.includes(name) && name !== 'default') {
+        throw new LeaseSetupError(`@LeaderCron asks for lease instance '${name}', which this application does not have${didYouMean(name, names)}`);
+      }
+    }
+  }
+}
+
+function build(name: string | undefined, options: { inject?: unknown[]; useFactory: (...args: never[]) => unknown }, imports: ModuleMetadata['imports'] = []): DynamicModule {
+  const aliases: Provider[] =
+    name === undefined || name === 'default'
+      ? []
+      : PUBLIC.map((service) => ({ provide: getLeaseToken(service, name), useExisting: service }));
+  return {
+    module: LeaseModule,
+    global: true,
+    imports: [DiscoveryModule, ...imports],
+    providers: [{ provide: ResolvedOptions, ...options } as Provider, ...PUBLIC, ...INTERNAL, ...aliases],
+    exports: aliases.length > 0 ? aliases.map((alias) => (alias as { provide: string }).provide) : PUBLIC,
+  };
+}
+
+/** "file:line" of the code that called `below`. */
+function callerOf(below: (...args: never[]) => unknown): string {
+  const holder: { stack?: string } = {};
+  Error.captureStackTrace(holder, below);
+  return holder.stack?.split('\n')[1]?.trim().replace(/^at /, '') ?? 'an unknown place';
+}

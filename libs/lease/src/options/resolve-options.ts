@@ -1,0 +1,215 @@
+import { hostname } from 'node:os';
+import { InvalidOptionError, MAX_DELAY_MS } from '../errors';
+import { Schema } from '../storage/schema';
+import type { BudgetOptions, HandlerOptions, LeaseOptions, ResolvedBudget, ResolvedOptions } from './lease-options';
+import {
+  type Validator,
+  boolean,
+  duration,
+  durationOrOff,
+  integer,
+  knownKeys,
+  listOf,
+  name,
+  object,
+  oneOf,
+  refuse,
+} from './validators';
+
+const HOUR = 3_600_000;
+const INT_MAX = 2_147_483_647;
+
+const BUDGET_KEYS = ['maxAttempts', 'maxCrashes', 'maxReleases', 'backoff', 'deadline'] as const;
+const HANDLER_KEYS = [...BUDGET_KEYS, 'queue', 'concurrency', 'priority'] as const;
+const TOP_KEYS = [
+  ...BUDGET_KEYS,
+  'name',
+  'role',
+  'connection',
+  'schema',
+  'migrate',
+  'workerName',
+  'queues',
+  'store',
+  'lease',
+  'rescue',
+  'leader',
+  'concurrency',
+  'buffer',
+  'claim',
+  'suspects',
+  'payloadMaxBytes',
+  'resultMaxBytes',
+  'shutdown',
+  'wakeUp',
+  'poll',
+  'handlers',
+] as const;
+
+const BUILT_IN: ResolvedBudget = {
+  maxAttempts: 20,
+  maxCrashes: 3,
+  maxReleases: 20,
+  backoff: { baseMs: 1000, maxMs: 24 * HOUR },
+  deadlineMs: 300_000,
+};
+
+/** Reads options section by section; every reader names the option's full path in its error. */
+class Section {
+  constructor(
+    private readonly values: Record<string, unknown>,
+    private readonly path: string,
+    known: readonly string[],
+  ) {
+    knownKeys(values, path, known);
+  }
+
+  at(key: string): string {
+    return this.path === '' ? key : `${this.path}.${key}`;
+  }
+
+  get<T>(key: string, validator: Validator<T>, fallback: T): T {
+    const value = this.values[key];
+    return value === undefined ? fallback : validator(value, this.at(key));
+  }
+
+  section(key: string, known: readonly string[]): Section {
+    return new Section(this.get(key, object, {}), this.at(key), known);
+  }
+}
+
+/**
+ * Validates what `forRoot` was given and fills in the defaults of DESIGN §6. A wrong option is an InvalidOptionError that names it,
+ * its value and what is allowed.
+ */
+export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): ResolvedOptions {
+  const top = new Section(object(given, 'The options'), '', TOP_KEYS);
+  const leaseSection = top.section('lease', ['ttl', 'beat', 'maxBlocked']);
+  const ttlMs = leaseSection.get('ttl', duration(300, 24 * HOUR), 30_000);
+  const beatMs = leaseSection.get('beat', duration(50, 8 * HOUR), Math.floor(ttlMs / 3));
+  if (beatMs * 3 > ttlMs) {
+    throw new InvalidOptionError(
+      `lease.ttl = ${ttlMs} ms is under three beats of lease.beat = ${beatMs} ms: one lost beat would cost the lease. ` +
+        `Raise lease.ttl to at least ${beatMs * 3} ms or lower lease.beat to at most ${Math.floor(ttlMs / 3)} ms`,
+    );
+  }
+  const rescue = top.section('rescue', [
+    'session',
+    'lease',
+    'deadline',
+    'every',
+    'sessionEvery',
+    'sessionGrace',
+    'batch',
+  ]);
+  const leader = top.section('leader', ['probe', 'retry']);
+  const buffer = top.section('buffer', ['max', 'age']);
+  const shutdown = top.section('shutdown', ['timeout', 'grace']);
+  const claim = top.section('claim', ['maxBytes']);
+  const suspects = top.section('suspects', ['patience']);
+  const concurrency = top.get('concurrency', integer(1, 100_000), 50);
+  const schema = given.schema ?? 'leasehold';
+  Schema.assertValid(schema);
+  const handlers = top.get('handlers', object, {});
+  for (const [kind, options] of Object.entries(handlers)) validateHandlerOptions(options, `handlers['${kind}']`);
+
+  return {
+    name: top.get('name', name(50), 'default'),
+    role: top.get('role', oneOf('worker', 'producer', 'both'), 'both'),
+    connection: resolveConnection(given.connection, concurrency),
+    schema,
+    migrate: top.get('migrate', boolean, false),
+    workerName: top.get('workerName', name(100), hostname() || 'worker'),
+    queues: top.get<string[] | null>('queues', listOf(name()), null),
+    store: top.get('store', oneOf('shared', 'exclusive'), 'shared'),
+    lease: { ttlMs, beatMs, maxBlockedMs: leaseSection.get('maxBlocked', duration(ttlMs, 24 * HOUR), Math.max(300_000, ttlMs)) },
+    rescue: {
+      session: rescue.get('session', boolean, true),
+      lease: rescue.get('lease', boolean, true),
+      deadline: rescue.get('deadline', boolean, true),
+      everyMs: rescue.get('every', duration(50, HOUR), 5000),
+      sessionEveryMs: rescue.get('sessionEvery', duration(50, HOUR), 1000),
+      sessionGraceMs: rescue.get('sessionGrace', duration(0, HOUR), 2000),
+      batch: rescue.get('batch', integer(1, 500), 500),
+    },
+    leader: {
+      probeMs: leader.get('probe', duration(50, HOUR), 2000),
+      retryMs: leader.get('retry', duration(50, HOUR), 1000),
+    },
+    concurrency,
+    buffer: { max: buffer.get('max', integer(0, 100_000), 500), ageMs: buffer.get('age', duration(50, HOUR), 1000) },
+    claim: { maxBytes: claim.get('maxBytes', integer(1, 256 * 1024 * 1024), 16 * 1024 * 1024) },
+    suspects: { patienceMs: suspects.get('patience', duration(0, 24 * HOUR), 30_000) },
+    payloadMaxBytes: top.get('payloadMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),
+    resultMaxBytes: top.get('resultMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),
+    shutdown: {
+      timeoutMs: shutdown.get('timeout', duration(0, 24 * HOUR), 20_000),
+      graceMs: shutdown.get('grace', duration(0, 24 * HOUR), 5000),
+    },
+    wakeUp: top.get('wakeUp', oneOf('notify', 'off'), 'notify'),
+    pollMs: top.get('poll', duration(20, HOUR), 1000),
+    budget: resolveBudget(given, '', BUILT_IN),
+    handlers: handlers as Record<string, HandlerOptions>,
+    calledAt,
+  };
+}
+
+function resolveConnection(given: unknown, concurrency: number): ResolvedOptions['connection'] {
+  const values = object(given, 'connection') as unknown as LeaseOptions['connection'];
+  const section = new Section(values as Record<string, unknown>, 'connection', [
+    'url',
+    'dataSource',
+    'options',
+    'directUrl',
+    'poolMax',
+    'queryTimeout',
+  ]);
+  const sources = (['url', 'dataSource', 'options'] as const).filter((key) => values[key] !== undefined);
+  if (sources.length !== 1) {
+    throw new InvalidOptionError(
+      `connection must have exactly one of 'url', 'dataSource' and 'options'; it has ${sources.length === 0 ? 'none' : sources.join(', ')}`,
+    );
+  }
+  for (const key of ['url', 'directUrl'] as const) {
+    // Never show the value: it holds the password.
+    if (values[key] !== undefined && !/^postgres(ql)?:\/\//.test(String(values[key]))) {
+      throw new InvalidOptionError(`connection.${key} must begin with postgres:// or postgresql://`);
+    }
+  }
+  const kind = values.dataSource?.options.type;
+  if (kind !== undefined && kind !== 'postgres') refuse('connection.dataSource', kind, "a DataSource of type 'postgres'");
+  return {
+    ...values,
+    poolMax: section.get('poolMax', integer(2, 500), Math.min(10, Math.max(3, Math.ceil(concurrency / 25) + 2))),
+    queryTimeoutMs: section.get('queryTimeout', duration(100, HOUR), 10_000),
+  };
+}
+
+/** Checks a kind's options and nothing else; `path` says where they stand. */
+export function validateHandlerOptions(given: unknown, path: string): HandlerOptions {
+  const section = new Section(object(given, path), path, HANDLER_KEYS);
+  section.get('queue', name(), 'default');
+  section.get('concurrency', integer(1, 100_000), 10);
+  section.get('priority', integer(-32_768, 32_767), 0);
+  resolveBudget(given as BudgetOptions, path, BUILT_IN);
+  return given as HandlerOptions;
+}
+
+/** A level's budgets, falling back on the level below. */
+export function resolveBudget(given: BudgetOptions, path: string, below: ResolvedBudget): ResolvedBudget {
+  const values = Object.fromEntries(BUDGET_KEYS.map((key) => [key, given[key]]));
+  const section = new Section(values, path, BUDGET_KEYS);
+  const backoff = section.section('backoff', ['base', 'max']);
+  const baseMs = backoff.get('base', duration(0, MAX_DELAY_MS), below.backoff.baseMs);
+  const maxMs = backoff.get('max', duration(0, MAX_DELAY_MS), Math.max(below.backoff.maxMs, baseMs));
+  if (maxMs < baseMs) {
+    throw new InvalidOptionError(`${backoff.at('max')} = ${maxMs} ms is below ${backoff.at('base')} = ${baseMs} ms`);
+  }
+  return {
+    maxAttempts: section.get('maxAttempts', integer(1, INT_MAX), below.maxAttempts),
+    maxCrashes: section.get('maxCrashes', integer(1, INT_MAX), below.maxCrashes),
+    maxReleases: section.get('maxReleases', integer(0, INT_MAX), below.maxReleases),
+    backoff: { baseMs, maxMs },
+    deadlineMs: section.get('deadline', durationOrOff(1, MAX_DELAY_MS), below.deadlineMs),
+  };
+}

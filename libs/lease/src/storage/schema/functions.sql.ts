@@ -1,0 +1,31 @@
+import { ensurePartitionsSql } from './functions/partitions.sql';
+import { enqueueSql } from './functions/enqueue.sql';
+import { moveSql } from './functions/move.sql';
+import { stepSql } from './functions/step.sql';
+import { incarnationSql } from './functions/incarnation.sql';
+import { pollSql } from './functions/poll.sql';
+import { attestSql } from './functions/attest.sql';
+
+/**
+ * Planned on the empty tables of a new installation, a plpgsql function keeps those plans: 90 ms a claim at 300 000 rows,
+ * 0.5 ms with these settings. They leave the index scans and nested loops that every one of these statements wants.
+ */
+const PINNED = ['enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin', 'jit'];
+
+const pin = (s: string, signature: string): string =>
+  `ALTER FUNCTION ${s}.${signature} ${PINNED.map((name) => `SET ${name} = off`).join(' ')}`;
+
+/** Every function carries a version in its name, so that old and new workers live side by side in a rolling deploy. */
+export const functionsSql = (s: string): string[] => [
+  ...incarnationSql(s),
+  ensurePartitionsSql(s),
+  enqueueSql(s),
+  moveSql(s),
+  stepSql(s),
+  pollSql(s),
+  attestSql(s),
+  pin(s, 'move_v1(json, boolean)'),
+  pin(s, 'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint)'),
+  pin(s, 'poll_v1(text[], text[], int)'),
+  pin(s, 'attest_v1(text, bigint[], bigint[], bigint, bigint, bigint)'),
+];

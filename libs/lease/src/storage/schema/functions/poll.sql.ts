@@ -1,0 +1,41 @@
+/**
+ * What a worker asks once a second, so that nothing due depends on a wake-up or a leader: promotes at most `p_limit` jobs that are
+ * due (locks those `waiting` rows, skipping locked ones), and lists the lanes (queue, kind) that hold something for `p_kinds` in
+ * `p_queues` (null: all) and are not paused. Lanes are found by hopping along the index from one (queue, kind) to the next: the
+ * cost is one probe a lane, however deep it is.
+ *
+ * Returns `promoted` (rows), `lanes` [[queue, kind], …], `suspects` (the same, for jobs that must run alone), `next_due_ms` (until
+ * the next waiting job is due, null if none).
+ */
+export const pollSql = (s: string): string => `
+CREATE FUNCTION ${s}.poll_v1(p_kinds text[], p_queues text[], p_limit int,
+  OUT promoted int, OUT lanes json, OUT suspects json, OUT next_due_ms bigint)
+LANGUAGE plpgsql AS $fn$
+BEGIN
+  WITH c AS MATERIALIZED (
+    SELECT ctid AS row_id FROM ${s}.waiting WHERE reason = 'scheduled' AND run_at <= (SELECT clock_timestamp())
+    ORDER BY run_at LIMIT p_limit FOR UPDATE SKIP LOCKED
+  ), d AS (
+    DELETE FROM ${s}.waiting w WHERE w.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING w.*
+  ), r AS (
+    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
+    SELECT job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
+  )
+  SELECT count(*) INTO promoted FROM d;
+  lanes := (${lanesSql(s, 'NOT suspect')});
+  suspects := (${lanesSql(s, 'suspect')});
+  next_due_ms := (SELECT greatest(0, ceil(extract(epoch FROM run_at - clock_timestamp()) * 1000))::bigint
+                  FROM ${s}.waiting WHERE reason = 'scheduled' AND run_at < 'infinity' ORDER BY run_at LIMIT 1);
+END $fn$`;
+
+const lanesSql = (s: string, which: string): string => `
+    WITH RECURSIVE lane AS (
+      (SELECT queue, kind FROM ${s}.ready WHERE ${which} ORDER BY queue, kind LIMIT 1)
+      UNION ALL
+      SELECT n.queue, n.kind FROM lane l CROSS JOIN LATERAL (
+        SELECT r.queue, r.kind FROM ${s}.ready r WHERE ${which} AND (r.queue, r.kind) > (l.queue, l.kind)
+        ORDER BY r.queue, r.kind LIMIT 1) n
+    )
+    SELECT json_agg(json_build_array(l.queue, l.kind)) FROM lane l
+    WHERE l.kind = ANY (p_kinds) AND (p_queues IS NULL OR l.queue = ANY (p_queues))
+      AND NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = l.queue AND q.paused)`;

@@ -1,0 +1,2 @@
+/** This package's version, as the registry shows it. */
+export const VERSION = (require('../package.json') as { version: string }).version;

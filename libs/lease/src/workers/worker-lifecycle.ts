@@ -1,0 +1,198 @@
+import { Injectable, Logger } from '@nestjs/common';
+import { Dispatcher } from '../claim/dispatcher';
+import { Exchange } from '../claim/exchange';
+import { HeldLeases } from '../claim/held-leases';
+import { StoreNotExclusiveError } from '../errors';
+import { LeaseEvents } from '../events/lease-events';
+import { ThrottledLog } from '../events/throttled-log';
+import { HeartbeatService } from '../heartbeat/heartbeat.service';
+import { LeaderService } from '../leader/leader.service';
+import { ResolvedOptions } from '../options/lease-options';
+import { RescueLoop } from '../rescue/rescue-loop';
+import { RescueService } from '../rescue/rescue.service';
+import { Database } from '../storage/database';
+import { backoffMs, sleep, within } from '../storage/delays';
+import { MainSession } from '../storage/main-session';
+import { errorText } from '../storage/sql-errors';
+import { HandlerRegistry } from '../handlers/handler-registry';
+import { WorkersService } from './workers.service';
+
+type State = 'idle' | 'starting' | 'running' | 'draining' | 'drained';
+
+/** The parts that a worker process has beyond its registration, started and stopped together. */
+@Injectable()
+export class WorkerParts {
+  constructor(
+    readonly session: MainSession,
+    readonly leader: LeaderService,
+    readonly rescueLoop: RescueLoop,
+    readonly rescue: RescueService,
+    readonly registry: HandlerRegistry,
+  ) {}
+}
+
+/**
+ * The life of a worker process: register and beat; claim and run; on a fence, abort and register anew; on shutdown, drain. Every step may be
+ * called twice.
+ */
+@Injectable()
+export class WorkerLifecycle {
+  private readonly logger = new Logger('Leasehold');
+  private readonly trouble = new ThrottledLog(this.logger);
+  private state: State = 'idle';
+  private draining: Promise<void> | undefined;
+  private closing = false;
+  private readonly ending = new AbortController();
+
+  constructor(
+    private readonly parts: WorkerParts,
+    private readonly workers: WorkersService,
+    private readonly heartbeat: HeartbeatService,
+    private readonly dispatcher: Dispatcher,
+    private readonly exchange: Exchange,
+    private readonly held: HeldLeases,
+    private readonly database: Database,
+    private readonly options: ResolvedOptions,
+    private readonly events: LeaseEvents,
+  ) {}
+
+  /**
+   * Registers, proves an exclusive store, and begins to claim. Called when the whole application has started; call it by hand only after
+   * `drain()` was never called.
+   */
+  async start(): Promise<void> {
+    if (this.state !== 'idle' || this.options.role === 'producer') return;
+    this.state = 'starting';
+    const { session, leader, rescueLoop, rescue } = this.parts;
+    try {
+      await this.enlist();
+      if (this.options.store === 'exclusive') {
+        const moved = await rescue.rescueAll();
+        if (moved > 0) this.logger.log(`Exclusive store: re-queued ${moved} jobs of earlier processes`);
+      }
+    } catch (error) {
+      await this.heartbeat.stop();
+      await this.removeRegistration();
+      this.state = 'idle';
+      throw error;
+    }
+    this.state = 'running';
+    session.start();
+    leader.start();
+    rescueLoop.start();
+    this.open();
+  }
+
+  /**
+   * Stops claiming, gives back what has not started, lets handlers finish for `shutdown.timeout`, then aborts them with reason
+   * 'drain'. Handlers that ignore that for `shutdown.grace` keep their leases, and the beats go on for as long as the process lives, so
+   * that nothing runs twice meanwhile. Idempotent: further calls wait for the first.
+   */
+  drain(): Promise<void> {
+    this.draining ??= this.drainOnce();
+    return this.draining;
+  }
+
+  private async drainOnce(): Promise<void> {
+    const began = this.state;
+    this.state = 'draining';
+    this.ending.abort();
+    if (began !== 'running') {
+      this.state = 'drained';
+      return;
+    }
+    const { timeoutMs, graceMs } = this.options.shutdown;
+    const id = this.workers.current?.id;
+    this.dispatcher.close();
+    if (id !== undefined) await this.quietly('announce the drain', () => this.workers.drain(id));
+    await this.dispatcher.stop();
+    if (!(await within(timeoutMs, this.dispatcher.allEnded()))) {
+      for (const lease of this.held.all()) lease.interrupt('drain');
+      await within(graceMs, this.dispatcher.allEnded());
+    }
+    await within(this.options.connection.queryTimeoutMs, this.exchange.idle());
+    const { session, leader, rescueLoop } = this.parts;
+    await rescueLoop.stop();
+    await leader.stop();
+    await session.stop();
+    if (this.dispatcher.runningCount === 0) return this.signOff(id);
+    this.logger.warn(
+      `${this.dispatcher.runningCount} handlers ignore the abort: their leases stay while they run, and are rescued if this process ends before`,
+    );
+    this.heartbeat.unref();
+    void this.dispatcher
+      .allEnded()
+      .then(() => this.exchange.idle())
+      .then(() => this.signOff(id));
+  }
+
+  private async signOff(id: string | undefined): Promise<void> {
+    this.exchange.stop();
+    if (id !== undefined && (await this.quietly('sign off', () => this.workers.stopped(id))) === false) {
+      this.logger.warn(`Worker ${id} still holds leases, or was declared dead; its leases are rescued`);
+    }
+    await this.heartbeat.stop();
+    this.workers.leave();
+    this.state = 'drained';
+    if (this.closing) await this.database.close();
+  }
+
+  /** The last connections; after everybody else's shutdown hooks could still enqueue. With handlers still running: when they end. */
+  async close(): Promise<void> {
+    await this.drain();
+    this.closing = true;
+    this.events.close();
+    if (this.state === 'drained') await this.database.close();
+  }
+
+  private async enlist(): Promise<void> {
+    const identity = await this.workers.register(this.parts.registry.kinds);
+    await this.heartbeat.start(identity, (why) => void this.onFenced(identity.id, why));
+  }
+
+  private open(): void {
+    const { registry } = this.parts;
+    const limits = new Map(registry.kinds.map((kind) => [kind, registry.get(kind)?.concurrency ?? 1]));
+    this.dispatcher.open(this.workers.currentId, limits, () => void this.heartbeat.renew().catch(() => undefined));
+  }
+
+  /**
+   * This identity is lost: its jobs have been interrupted. What it still holds in the database goes back uncharged, and the process comes
+   * back under a new id as soon as the database answers.
+   */
+  private async onFenced(id: string, why: string): Promise<void> {
+    this.dispatcher.close();
+    this.events.emit({ type: 'worker.fenced', workerId: id, message: why });
+    await this.heartbeat.stop();
+    this.workers.leave();
+    for (let tries = 0; this.state === 'running'; tries++) {
+      try {
+        await this.workers.retire(id);
+        await this.parts.rescue.rescueOrphans();
+        await this.enlist();
+        if (this.state === 'running') this.open();
+        return;
+      } catch (error) {
+        this.trouble.warn('enlist', `Cannot register again yet: ${errorText(error)}`);
+        await this.heartbeat.stop();
+        await sleep(backoffMs(tries, 100, 5000), this.ending.signal);
+      }
+    }
+  }
+
+  private async removeRegistration(): Promise<void> {
+    const id = this.workers.current?.id;
+    this.workers.leave();
+    if (id !== undefined) await this.quietly('withdraw the registration', () => this.workers.stopped(id));
+  }
+
+  private async quietly<T>(what: string, work: () => Promise<T>): Promise<T | undefined> {
+    try {
+      return await work();
+    } catch (error) {
+      if (error instanceof StoreNotExclusiveError) throw error;
+      this.trouble.warn(what, `Could not ${what}: ${errorText(error)}`);
+      return undefined;
+    }
+  }
+}
