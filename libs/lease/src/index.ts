@@ -10,7 +10,15 @@ export { JobInterruptedError, type InterruptionReason } from './claim/interrupti
 
 export { JobsService, type EnqueueItem, type FindJobs, type JobId, type JobPage } from './jobs/jobs.service';
 export type { EnqueueOptions, EnqueueTransaction } from './jobs/enqueue-request';
-export { JOB_STATES, type Job, type JobError, type JobRun, type JobState, type JobStatus, type RunOutcome } from './jobs/job.types';
+export {
+  JOB_STATES,
+  type Job,
+  type JobError,
+  type JobRun,
+  type JobState,
+  type JobStatus,
+  type RunOutcome,
+} from './jobs/job.types';
 export { jobEntity, type JobRow } from './jobs/job.entity';
 
 export { ClaimService, type ClaimOptions, type ClaimedJob } from './claim/claim.service';

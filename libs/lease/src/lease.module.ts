@@ -156,7 +156,8 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
   private all(): ResolvedOptions[] {
     const found: ResolvedOptions[] = [];
     for (const module of this.modules.values()) {
-      const options: unknown = module.metatype === LeaseModule ? module.providers.get(ResolvedOptions)?.instance : undefined;
+      const options: unknown =
+        module.metatype === LeaseModule ? module.providers.get(ResolvedOptions)?.instance : undefined;
       if (options && (options as ResolvedOptions).name !== undefined) found.push(options as ResolvedOptions);
     }
     return found;
@@ -191,13 +192,19 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
     const names = this.all().map(({ name }) => name);
     for (const name of asked) {
       if (!names.includes(name) && name !== 'default') {
-        throw new LeaseSetupError(`@LeaderCron asks for lease instance '${name}', which this application does not have${didYouMean(name, names)}`);
+        throw new LeaseSetupError(
+          `@LeaderCron asks for lease instance '${name}', which this application does not have${didYouMean(name, names)}`,
+        );
       }
     }
   }
 }
 
-function build(name: string | undefined, options: { inject?: unknown[]; useFactory: (...args: never[]) => unknown }, imports: ModuleMetadata['imports'] = []): DynamicModule {
+function build(
+  name: string | undefined,
+  options: { inject?: unknown[]; useFactory: (...args: never[]) => unknown },
+  imports: ModuleMetadata['imports'] = [],
+): DynamicModule {
   const aliases: Provider[] =
     name === undefined || name === 'default'
       ? []

@@ -5,4 +5,5 @@ export const getLeaseToken = (service: Type<unknown>, name = 'default'): Type<un
   name === 'default' ? service : `leasehold:${name}:${service.name}`;
 
 /** Injects a service of a named instance: `@InjectLease(JobsService, 'reports') jobs: JobsService`. */
-export const InjectLease = (service: Type<unknown>, name = 'default'): ReturnType<typeof Inject> => Inject(getLeaseToken(service, name));
+export const InjectLease = (service: Type<unknown>, name = 'default'): ReturnType<typeof Inject> =>
+  Inject(getLeaseToken(service, name));

@@ -47,12 +47,15 @@ export class ClaimService {
       throw new InvalidOptionError(`limit = ${limit} is not allowed: it must be a whole number from 1 to 1000`);
     }
     const workerId = this.workers.currentId;
-    const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(pollSql(this.database.schema.quoted), [
-      kinds,
-      queues ?? null,
-      limit,
-    ]);
-    const lanes = [...new Map([...(row?.lanes ?? []), ...(row?.suspects ?? [])].map((lane) => [JSON.stringify(lane), lane])).values()];
+    const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(
+      pollSql(this.database.schema.quoted),
+      [kinds, queues ?? null, limit],
+    );
+    const lanes = [
+      ...new Map(
+        [...(row?.lanes ?? []), ...(row?.suspects ?? [])].map((lane) => [JSON.stringify(lane), lane]),
+      ).values(),
+    ];
     if (lanes.length === 0) return [];
     const reply = await this.exchange.claim({
       workerId,

@@ -80,7 +80,8 @@ export class Dispatcher implements Claimer {
   }
 
   next(): ClaimRequest | undefined {
-    if (!this.accepting || this.workerId === undefined || this.held.holdsSuspect || !this.heartbeat.trusted) return undefined;
+    if (!this.accepting || this.workerId === undefined || this.held.holdsSuspect || !this.heartbeat.trusted)
+      return undefined;
     if (monotonicMs() < this.pausedUntil) return undefined;
     const idle = this.held.size === 0 && this.running.size === 0;
     if (!idle && this.suspectsWaitTooLong) return undefined;
@@ -122,7 +123,8 @@ export class Dispatcher implements Claimer {
 
   /** A kind that brought less than there was room for has no more, unless the claim was cut short for its size. */
   private markEmptied(request: ClaimRequest, { jobs, bytes }: ClaimReply & { ok: true }): void {
-    if (!this.asked || jobs.length >= request.want || (jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2)) return;
+    if (!this.asked || jobs.length >= request.want || (jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2))
+      return;
     const counts = new Map<string, number>();
     for (const { kind } of jobs) counts.set(kind, (counts.get(kind) ?? 0) + 1);
     const limits = new Map(request.kinds.map((kind, i) => [kind, request.limits[i] ?? 0]));

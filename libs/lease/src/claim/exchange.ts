@@ -150,7 +150,8 @@ export class Exchange {
     const first = this.pending[0];
     if (!first) return [];
     const same = (p: Pending): boolean =>
-      p.job.workerId === first.job.workerId && (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
+      p.job.workerId === first.job.workerId &&
+      (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
     const batch: Pending[] = [];
     const rest: Pending[] = [];
     for (const pending of this.pending) (batch.length < MAX_BATCH && same(pending) ? batch : rest).push(pending);
@@ -183,7 +184,11 @@ export class Exchange {
     }
     try {
       const results = completions.map(({ outcome }) => (outcome as { result: string | null }).result);
-      const [row] = await this.database.query<{ applied: string[] | null; jobs: string | null; refused: boolean | null }>(
+      const [row] = await this.database.query<{
+        applied: string[] | null;
+        jobs: string | null;
+        refused: boolean | null;
+      }>(
         stepSql(this.database.schema.quoted),
         [
           workerId,
@@ -278,7 +283,10 @@ export class Exchange {
   }
 
   private refusedByContent(pending: Pending, error: unknown): Promise<void> {
-    const plain: JobError = { name: 'OutcomeNotStorable', message: `the outcome could not be stored: ${errorText(error)}` };
+    const plain: JobError = {
+      name: 'OutcomeNotStorable',
+      message: `the outcome could not be stored: ${errorText(error)}`,
+    };
     this.logger.error(`Job ${pending.job.id} (${pending.job.kind}): ${plain.message}`);
     const already = pending.outcome.event === 'fatal' && pending.outcome.error.name === plain.name;
     pending.outcome = { event: 'fatal', error: already ? { message: 'the outcome could not be stored' } : plain };

@@ -111,7 +111,9 @@ export class HeldLeases {
 
   attested(workerId: string): Attested {
     const mine = [...this.leases.values()].filter(({ job }) => job.workerId === workerId);
-    const pairs = mine.map(({ job }) => [BigInt(job.token), job] as const).sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
+    const pairs = mine
+      .map(({ job }) => [BigInt(job.token), job] as const)
+      .sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
     return {
       jobs: pairs.map(([, job]) => job.id),
       tokens: pairs.map(([, job]) => job.token),

@@ -95,16 +95,21 @@ export class Lanes {
   private async poll(): Promise<number> {
     try {
       this.generation++;
-      const [row] = await this.database.query<{ promoted: number; lanes: Lane[] | null; suspects: Lane[] | null; next_due_ms: string | null }>(
-        pollSql(this.database.schema.quoted),
-        [this.kinds, this.options.queues, PROMOTE_LIMIT],
-        { name: 'leasehold_poll' },
-      );
+      const [row] = await this.database.query<{
+        promoted: number;
+        lanes: Lane[] | null;
+        suspects: Lane[] | null;
+        next_due_ms: string | null;
+      }>(pollSql(this.database.schema.quoted), [this.kinds, this.options.queues, PROMOTE_LIMIT], {
+        name: 'leasehold_poll',
+      });
       this.full = new Map((row?.lanes ?? []).map((lane) => [keyOf(lane), lane]));
       this.suspects = new Map((row?.suspects ?? []).map((lane) => [keyOf(lane), lane]));
       this.onFound();
       if (row?.promoted === PROMOTE_LIMIT) return 0;
-      return row?.next_due_ms == null ? this.options.pollMs : Math.max(1, Math.min(this.options.pollMs, Number(row.next_due_ms)));
+      return row?.next_due_ms == null
+        ? this.options.pollMs
+        : Math.max(1, Math.min(this.options.pollMs, Number(row.next_due_ms)));
     } catch (error) {
       this.trouble.warn('poll', `Poll failed: ${errorText(error)}`);
       return this.options.pollMs;

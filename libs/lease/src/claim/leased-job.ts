@@ -36,7 +36,22 @@ type Row = [
 export function parseClaim(text: string | null, workerId: string, sentAtMs: number): LeasedJob[] {
   if (text === null) return [];
   return (JSON.parse(text) as Row[]).map(
-    ([id, token, kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, deadlineAt, createdAt, tags, crashes, suspect]) => ({
+    ([
+      id,
+      token,
+      kind,
+      queue,
+      attempt,
+      priority,
+      payload,
+      maxAttempts,
+      deadlineMs,
+      deadlineAt,
+      createdAt,
+      tags,
+      crashes,
+      suspect,
+    ]) => ({
       key: `${id}:${token}`,
       id,
       token,

@@ -86,5 +86,8 @@ export class LeaseEvents {
 
 const line = ({ type, ...fields }: LeaseEvent): string =>
   `${type} ${Object.entries(fields)
-    .map(([key, value]) => `${key}=${typeof value === 'string' && /\s/.test(value) ? JSON.stringify(value) : String(value)}`)
+    .map(
+      ([key, value]) =>
+        `${key}=${typeof value === 'string' && /\s/.test(value) ? JSON.stringify(value) : String(value)}`,
+    )
     .join(' ')}`;

@@ -73,7 +73,9 @@ export class HandlerRegistry {
     }
     for (const kind of Object.keys(this.options.handlers)) {
       if (!this.byKind.has(kind)) {
-        throw new LeaseSetupError(`Option handlers['${kind}']: no handler of this kind is provided${didYouMean(kind, this.byKind.keys())}`);
+        throw new LeaseSetupError(
+          `Option handlers['${kind}']: no handler of this kind is provided${didYouMean(kind, this.byKind.keys())}`,
+        );
       }
     }
   }
@@ -84,7 +86,8 @@ export class HandlerRegistry {
     if (!metadata || instance !== this.options.name) return undefined;
     const { kind } = metadata;
     const where = `@JobHandler(${JSON.stringify(kind)}) on ${type.name}`;
-    if (!isName(kind)) throw new LeaseSetupError(`${where}: the kind must be text of 1 to 200 bytes without NUL or lone surrogates`);
+    if (!isName(kind))
+      throw new LeaseSetupError(`${where}: the kind must be text of 1 to 200 bytes without NUL or lone surrogates`);
     if (typeof (type.prototype as Partial<Handler>).handle !== 'function') {
       throw new LeaseSetupError(`${where}: the class has no method handle(job, lease)`);
     }

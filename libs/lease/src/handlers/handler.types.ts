@@ -16,10 +16,14 @@ export interface Handler<P = unknown, R = unknown> {
 export type HandlerClass<P = never, R = unknown> = new (...args: never[]) => Handler<P, R>;
 
 /** The payload's type of a handler class. */
-export type PayloadOf<H> = H extends new (...args: never[]) => { handle(job: Job<infer P>, lease: Lease): unknown } ? P : never;
+export type PayloadOf<H> = H extends new (...args: never[]) => { handle(job: Job<infer P>, lease: Lease): unknown }
+  ? P
+  : never;
 
 /** The result's type of a handler class. */
-export type ResultOf<H> = H extends new (...args: never[]) => { handle(...args: never[]): infer R } ? Awaited<R> : never;
+export type ResultOf<H> = H extends new (...args: never[]) => { handle(...args: never[]): infer R }
+  ? Awaited<R>
+  : never;
 
 export interface JobHandlerOptions extends HandlerOptions {
   /** DTO class with class-validator decorators: checked at enqueue and again before the handler. */

@@ -41,7 +41,11 @@ export class Lease {
   assertHeld(): void {
     this.held.signal.throwIfAborted();
     if (this.held.lost || !this.trusted()) {
-      throw new LeaseLostError(this.held.job.id, this.token, 'no beat has reached the database for too long to be sure of the lease');
+      throw new LeaseLostError(
+        this.held.job.id,
+        this.token,
+        'no beat has reached the database for too long to be sure of the lease',
+      );
     }
   }
 
@@ -50,7 +54,9 @@ export class Lease {
    * the form of a UUID.
    */
   key(item: string | number = ''): string {
-    const hash = createHash('sha256').update(`leasehold:${this.held.job.id}:${typeof item}:${item}`).digest();
+    const hash = createHash('sha256')
+      .update(`leasehold:${this.held.job.id}:${typeof item}:${item}`)
+      .digest();
     hash[6] = ((hash[6] ?? 0) & 0x0f) | 0x80;
     hash[8] = ((hash[8] ?? 0) & 0x3f) | 0x80;
     const hex = hash.toString('hex');

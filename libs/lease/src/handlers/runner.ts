@@ -60,7 +60,9 @@ export class Runner {
     try {
       const definition = this.registry.get(job.kind);
       if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
-      const payload = definition.payload ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`) : job.payload;
+      const payload = definition.payload
+        ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`)
+        : job.payload;
       const handler = await definition.instance();
       const lease = new Lease(held, () => this.heartbeat.trusted);
       const result = await handler.handle({ ...job, payload }, lease);
@@ -95,7 +97,8 @@ function outcomeOfError(error: unknown, held: HeldLease): Outcome {
     case undefined:
   }
   if (error instanceof SnoozeError) return { event: 'snooze', delayMs: Math.round(error.delayMs) };
-  if (error instanceof NonRetryableError || error instanceof InvalidJobError) return { event: 'fatal', error: describeError(error) };
+  if (error instanceof NonRetryableError || error instanceof InvalidJobError)
+    return { event: 'fatal', error: describeError(error) };
   return { event: 'fail', error: describeError(error) };
 }
 

@@ -16,7 +16,10 @@ export async function validatePayload(dto: Type<object>, payload: unknown, what:
   const problems = errors.flatMap((error) => describe(error, 'payload'));
   const [first] = problems;
   if (first) {
-    throw new InvalidJobError(`${what}: ${problems.map(({ path, text }) => `${path}: ${text}`).join('; ')}`, first.path);
+    throw new InvalidJobError(
+      `${what}: ${problems.map(({ path, text }) => `${path}: ${text}`).join('; ')}`,
+      first.path,
+    );
   }
   return instance;
 }

@@ -43,7 +43,10 @@ export class BeatAgent {
       () => ({
         ...config.connection,
         application_name: schema.sessionName(config.lockNo),
-        options: startupOptions({ ...settings, application_name: schema.sessionName(config.lockNo) }, config.connection.options),
+        options: startupOptions(
+          { ...settings, application_name: schema.sessionName(config.lockNo) },
+          config.connection.options,
+        ),
       }),
       this.limitMs,
       {
@@ -132,14 +135,17 @@ export class BeatAgent {
     try {
       for (let at = 0; at === 0 || at < jobs.length; at += CHUNK) {
         const end = at + CHUNK;
-        const [row] = await this.session.query<{ [K in keyof AttestResult]: AttestResult[K] | null }>(attestSql(this.s), [
-          this.config.workerId,
-          jobs.slice(at, end),
-          tokens.slice(at, end),
-          at === 0 ? TOKEN_MIN : tokens[at],
-          tokens[end] ?? TOKEN_MAX,
-          below,
-        ]);
+        const [row] = await this.session.query<{ [K in keyof AttestResult]: AttestResult[K] | null }>(
+          attestSql(this.s),
+          [
+            this.config.workerId,
+            jobs.slice(at, end),
+            tokens.slice(at, end),
+            at === 0 ? TOKEN_MIN : tokens[at],
+            tokens[end] ?? TOKEN_MAX,
+            below,
+          ],
+        );
         result.gone.push(...(row?.gone ?? []));
         result.stops.push(...(row?.stops ?? []));
         result.unknown.push(...(row?.unknown ?? []));

@@ -23,7 +23,11 @@ const canBeCloned = (config: BeatConfig): boolean => {
  * Starts the beat in a thread of its own. Settings that cannot be cloned to a thread (a password function, TLS callbacks, a stream
  * factory) leave only the main thread: then a handler that blocks the event loop for longer than the TTL loses its leases.
  */
-export function startBeat(config: BeatConfig, onMessage: (message: FromBeat) => void, onExit: (why: string) => void): BeatRunner {
+export function startBeat(
+  config: BeatConfig,
+  onMessage: (message: FromBeat) => void,
+  onExit: (why: string) => void,
+): BeatRunner {
   if (!canBeCloned(config)) return startInMainThread(config, onMessage);
   const thread = new Worker(join(__dirname, 'beat-thread.js'), { workerData: config, name: 'leasehold beat' });
   thread.on('message', onMessage);

@@ -44,7 +44,9 @@ export class HeartbeatService {
   /** Milliseconds for which the beats of this process have succeeded without a gap; 0 if the last one is overdue. */
   get steadyMs(): number {
     const now = monotonicMs();
-    return this.steadySince === 0 || now - this.memory.lastGoodAt > this.options.lease.beatMs * 2 ? 0 : now - this.steadySince;
+    return this.steadySince === 0 || now - this.memory.lastGoodAt > this.options.lease.beatMs * 2
+      ? 0
+      : now - this.steadySince;
   }
 
   /** Milliseconds since the last successful beat was sent. */
@@ -198,11 +200,16 @@ export class HeartbeatService {
   private async giveBack(unknown: AttestResult['unknown'], identity: WorkerIdentity): Promise<void> {
     const moves = unknown.map(([job, token]) => ({ job, token, worker: identity.id, event: 'giveback' }));
     try {
-      await this.database.query(`SELECT * FROM ${this.database.schema.quoted}.move_v1($1::json, false)`, [JSON.stringify(moves)]);
+      await this.database.query(`SELECT * FROM ${this.database.schema.quoted}.move_v1($1::json, false)`, [
+        JSON.stringify(moves),
+      ]);
       this.logger.warn(`Gave back ${unknown.length} jobs whose claim's reply was lost`);
       this.exchange.wake();
     } catch (error) {
-      this.trouble.warn('unknown', `Could not give back ${unknown.length} unknown leases, the next beat tries again: ${errorText(error)}`);
+      this.trouble.warn(
+        'unknown',
+        `Could not give back ${unknown.length} unknown leases, the next beat tries again: ${errorText(error)}`,
+      );
     }
   }
 

@@ -36,7 +36,19 @@ export interface EnqueueOptions extends EnqueueTransaction {
   tags?: string[];
 }
 
-const OPTION_KEYS = ['runAt', 'delay', 'priority', 'queue', 'maxAttempts', 'maxCrashes', 'deadline', 'tags', 'manager', 'queryRunner', 'client'];
+const OPTION_KEYS = [
+  'runAt',
+  'delay',
+  'priority',
+  'queue',
+  'maxAttempts',
+  'maxCrashes',
+  'deadline',
+  'tags',
+  'manager',
+  'queryRunner',
+  'client',
+];
 const INT_MAX = 2_147_483_647;
 
 /** One job, checked and ready to be sent: its JSON for `enqueue_v1`, and the lane to announce. */
@@ -61,10 +73,17 @@ export async function prepareJob(
   const invalid = (field: string, value: unknown, must: string): never => {
     throw new InvalidJobError(`${what}: ${field} = ${describe(value)} is not allowed: it must be ${must}`, field);
   };
-  const integer = (field: 'priority' | 'maxAttempts' | 'maxCrashes', min: number, max: number, fallback: number): number => {
+  const integer = (
+    field: 'priority' | 'maxAttempts' | 'maxCrashes',
+    min: number,
+    max: number,
+    fallback: number,
+  ): number => {
     const value = given[field];
     if (value === undefined) return fallback;
-    return Number.isInteger(value) && value >= min && value <= max ? value : invalid(field, value, `a whole number from ${min} to ${max}`);
+    return Number.isInteger(value) && value >= min && value <= max
+      ? value
+      : invalid(field, value, `a whole number from ${min} to ${max}`);
   };
 
   for (const key of Object.keys(given)) {
@@ -98,10 +117,18 @@ export async function prepareJob(
     ...whenOf(given, invalid),
   };
   const head = JSON.stringify(fields);
-  return { json: `${head.slice(0, -1)},"payload":${encodePayload(payload, options.payloadMaxBytes, what)}}`, queue, kind };
+  return {
+    json: `${head.slice(0, -1)},"payload":${encodePayload(payload, options.payloadMaxBytes, what)}}`,
+    queue,
+    kind,
+  };
 }
 
-function deadlineOf(given: Duration | 'off' | undefined, fallback: number | null, refuse: (value: unknown) => never): number | null {
+function deadlineOf(
+  given: Duration | 'off' | undefined,
+  fallback: number | null,
+  refuse: (value: unknown) => never,
+): number | null {
   if (given === undefined) return fallback;
   if (given === 'off') return null;
   const ms = parseDuration(given);
@@ -115,7 +142,9 @@ function whenOf(
   if (runAt !== undefined && delay !== undefined) return refuse('delay', delay, "absent when 'runAt' is given");
   if (delay !== undefined) {
     const ms = parseDuration(delay);
-    return ms !== undefined && ms <= MAX_DELAY_MS ? { delayMs: ms } : refuse('delay', delay, `a duration (${DURATION_SYNTAX}) of at most 10 years`);
+    return ms !== undefined && ms <= MAX_DELAY_MS
+      ? { delayMs: ms }
+      : refuse('delay', delay, `a duration (${DURATION_SYNTAX}) of at most 10 years`);
   }
   if (runAt === undefined) return {};
   // Text without a zone means another moment on every machine.
@@ -125,7 +154,7 @@ function whenOf(
   const date = new Date(runAt);
   const year = date.getUTCFullYear();
   return Number.isNaN(date.getTime()) || year < 1970 || year > 9999
-    ? refuse('runAt', runAt, "a moment in the years 1970 to 9999, as a Date or as ISO 8601 text with a zone")
+    ? refuse('runAt', runAt, 'a moment in the years 1970 to 9999, as a Date or as ISO 8601 text with a zone')
     : { runAt: date.toISOString() };
 }
 
@@ -134,9 +163,14 @@ function encodePayload(payload: unknown, maxBytes: number, what: string): string
   try {
     json = JSON.stringify(payload ?? null);
   } catch (error) {
-    throw new InvalidJobError(`${what}: the payload cannot be written as JSON: ${(error as Error).message}`, 'payload', { cause: error });
+    throw new InvalidJobError(
+      `${what}: the payload cannot be written as JSON: ${(error as Error).message}`,
+      'payload',
+      { cause: error },
+    );
   }
-  if (json === undefined) throw new InvalidJobError(`${what}: the payload is a ${typeof payload}, which JSON does not know`, 'payload');
+  if (json === undefined)
+    throw new InvalidJobError(`${what}: the payload is a ${typeof payload}, which JSON does not know`, 'payload');
   const bytes = Buffer.byteLength(json);
   if (bytes > maxBytes) {
     throw new InvalidJobError(
@@ -145,7 +179,10 @@ function encodePayload(payload: unknown, maxBytes: number, what: string): string
     );
   }
   if (holdsUnstorable(json)) {
-    throw new InvalidJobError(`${what}: the payload holds a NUL character or a lone surrogate, which PostgreSQL cannot store`, 'payload');
+    throw new InvalidJobError(
+      `${what}: the payload holds a NUL character or a lone surrogate, which PostgreSQL cannot store`,
+      'payload',
+    );
   }
   return json;
 }

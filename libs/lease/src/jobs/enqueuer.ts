@@ -47,7 +47,9 @@ export class Enqueuer {
     const timeoutMs = this.options.connection.queryTimeoutMs + Math.ceil(jobs.length / 5);
     const ids = await this.certain(() =>
       chunks.length === 1 && jobs.length <= SHARED_MAX
-        ? this.database.query<{ ids: string[] }>(enqueueSql(this.s), [chunks[0]], { name: 'leasehold_enqueue' }).then(idsOf)
+        ? this.database
+            .query<{ ids: string[] }>(enqueueSql(this.s), [chunks[0]], { name: 'leasehold_enqueue' })
+            .then(idsOf)
         : this.database.transaction(async (run) => {
             const all: string[] = [];
             for (const chunk of chunks) all.push(...idsOf(await run<{ ids: string[] }>(enqueueSql(this.s), [chunk])));
@@ -65,12 +67,16 @@ export class Enqueuer {
     await this.database.open();
     const ids: string[] = [];
     try {
-      for (const chunk of chunksOf(jobs)) ids.push(...idsOf((await run(enqueueSql(this.s), [chunk])) as { ids: string[] }[]));
+      for (const chunk of chunksOf(jobs))
+        ids.push(...idsOf((await run(enqueueSql(this.s), [chunk])) as { ids: string[] }[]));
       const announce = this.wakeUp.statement(lanesOf(jobs));
       if (announce) await run(announce.text, announce.values);
     } catch (error) {
       if (!isSchemaMissing(error)) throw error;
-      throw new SchemaError(`The transaction's database has no Leasehold schema ${this.database.schema.name}: ${errorText(error)}`, { cause: error });
+      throw new SchemaError(
+        `The transaction's database has no Leasehold schema ${this.database.schema.name}: ${errorText(error)}`,
+        { cause: error },
+      );
     }
     return ids;
   }
@@ -84,7 +90,9 @@ export class Enqueuer {
       } catch (error) {
         // Each call stands for itself: what the database refused in one job's content must not fail the others.
         if (batch.length === 1 || error instanceof EnqueueUncertainError) for (const { reject } of batch) reject(error);
-        else for (const { job, resolve, reject } of batch) await this.many([job]).then(([id]) => resolve(id ?? ''), reject);
+        else
+          for (const { job, resolve, reject } of batch)
+            await this.many([job]).then(([id]) => resolve(id ?? ''), reject);
       }
     }
     this.sending = false;
@@ -97,9 +105,12 @@ export class Enqueuer {
       return await send();
     } catch (error) {
       if (!isConnectionError(error) || isRefusal(error)) throw error;
-      throw new EnqueueUncertainError(`The connection was lost before the answer, so the jobs may or may not be enqueued: ${errorText(error)}`, {
-        cause: error,
-      });
+      throw new EnqueueUncertainError(
+        `The connection was lost before the answer, so the jobs may or may not be enqueued: ${errorText(error)}`,
+        {
+          cause: error,
+        },
+      );
     }
   }
 
@@ -111,12 +122,18 @@ export class Enqueuer {
 /** Connection errors that say for certain that nothing was written. */
 const isRefusal = (error: unknown): boolean => {
   const code = (error as { code?: string }).code ?? '';
-  return !(error instanceof QueryTimeoutError) && (['25006', '53300', '57014', '57P03', 'ECONNREFUSED', 'ENOTFOUND'].includes(code) || /timeout exceeded when trying to connect/.test((error as Error).message));
+  return (
+    !(error instanceof QueryTimeoutError) &&
+    (['25006', '53300', '57014', '57P03', 'ECONNREFUSED', 'ENOTFOUND'].includes(code) ||
+      /timeout exceeded when trying to connect/.test((error as Error).message))
+  );
 };
 
 const idsOf = (rows: { ids: string[] }[]): string[] => rows[0]?.ids ?? [];
 
-const lanesOf = (jobs: PreparedJob[]): Lane[] => [...new Map(jobs.map(({ queue, kind }) => [`${queue}\0${kind}`, [queue, kind] as const])).values()];
+const lanesOf = (jobs: PreparedJob[]): Lane[] => [
+  ...new Map(jobs.map(({ queue, kind }) => [`${queue}\0${kind}`, [queue, kind] as const])).values(),
+];
 
 function chunksOf(jobs: PreparedJob[]): string[] {
   const chunks: string[] = [];
@@ -135,7 +152,11 @@ function chunksOf(jobs: PreparedJob[]): string[] {
   return chunks;
 }
 
-function runnerOf({ manager, queryRunner, client }: EnqueueTransaction): (text: string, values: unknown[]) => Promise<unknown[]> {
+function runnerOf({
+  manager,
+  queryRunner,
+  client,
+}: EnqueueTransaction): (text: string, values: unknown[]) => Promise<unknown[]> {
   if ([manager, queryRunner, client].filter(Boolean).length > 1) {
     throw new InvalidJobError("Give one of 'manager', 'queryRunner' and 'client', not several", 'manager');
   }

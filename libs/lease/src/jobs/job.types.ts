@@ -1,13 +1,5 @@
 /** Where a job stands. Shown by the state table that holds its row; `scheduled`, `blocked` and `paused` are reasons to wait. */
-export type JobState =
-  | 'ready'
-  | 'scheduled'
-  | 'blocked'
-  | 'paused'
-  | 'running'
-  | 'completed'
-  | 'failed'
-  | 'cancelled';
+export type JobState = 'ready' | 'scheduled' | 'blocked' | 'paused' | 'running' | 'completed' | 'failed' | 'cancelled';
 
 export const JOB_STATES: readonly JobState[] = [
   'ready',

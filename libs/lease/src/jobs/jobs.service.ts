@@ -80,7 +80,10 @@ export class JobsService {
       : itemsOf(first as Target, second as readonly unknown[], third);
     const transaction = Array.isArray(first) ? (second as EnqueueTransaction) : third;
     if (items.length > MAX_JOBS) {
-      throw new InvalidJobError(`enqueueMany takes at most ${MAX_JOBS} jobs in one call, not ${items.length}: make several calls`, 'items');
+      throw new InvalidJobError(
+        `enqueueMany takes at most ${MAX_JOBS} jobs in one call, not ${items.length}: make several calls`,
+        'items',
+      );
     }
     const jobs = [];
     for (const [i, { handler, payload, ...options }] of items.entries()) {
@@ -98,7 +101,10 @@ export class JobsService {
   /** Everything about one job, with its closed runs. @throws UnknownJobError */
   async get<H extends HandlerClass = HandlerClass>(id: JobId): Promise<JobStatus<PayloadOf<H>, ResultOf<H>>> {
     assertId(id, 'id');
-    const [row] = await this.database.query<JobStatus<PayloadOf<H>, ResultOf<H>> & Record<string, unknown>>(getSql(this.s), [id]);
+    const [row] = await this.database.query<JobStatus<PayloadOf<H>, ResultOf<H>> & Record<string, unknown>>(
+      getSql(this.s),
+      [id],
+    );
     if (!row) throw new UnknownJobError(id);
     const runs = await this.database.query<JobRun & Record<string, unknown>>(runsSql(this.s), [id]);
     return { ...row, runs };
@@ -108,13 +114,22 @@ export class JobsService {
   async find(filter: FindJobs = {}): Promise<JobPage> {
     const { state, kind = null, queue = null, tag = null, limit = 50, after } = filter;
     if (state !== undefined && !JOB_STATES.includes(state)) {
-      throw new InvalidJobError(`state = '${String(state)}' is none of ${JOB_STATES.join(', ')}${didYouMean(String(state), JOB_STATES)}`, 'state');
+      throw new InvalidJobError(
+        `state = '${String(state)}' is none of ${JOB_STATES.join(', ')}${didYouMean(String(state), JOB_STATES)}`,
+        'state',
+      );
     }
     if (!Number.isInteger(limit) || limit < 1 || limit > 1000) {
       throw new InvalidJobError(`limit = ${limit} must be a whole number from 1 to 1000`, 'limit');
     }
     if (after !== undefined) assertId(after, 'after');
-    const jobs = await this.database.query<JobStatus & Record<string, unknown>>(findSql(this.s, state), [after ?? null, kind, queue, tag, limit + 1]);
+    const jobs = await this.database.query<JobStatus & Record<string, unknown>>(findSql(this.s, state), [
+      after ?? null,
+      kind,
+      queue,
+      tag,
+      limit + 1,
+    ]);
     const page = jobs.slice(0, limit);
     return { jobs: page, next: jobs.length > limit ? (page.at(-1)?.id ?? null) : null };
   }
@@ -137,7 +152,10 @@ export class JobsService {
     const definition = typeof target === 'function' ? this.registry.of(target) : undefined;
     if (!definition) {
       const name = typeof target === 'function' ? (target as { name: string }).name : String(target);
-      throw new InvalidJobError(`${name} is no class decorated with @JobHandler for the lease instance '${this.options.name}'`, 'handler');
+      throw new InvalidJobError(
+        `${name} is no class decorated with @JobHandler for the lease instance '${this.options.name}'`,
+        'handler',
+      );
     }
     return { kind: definition.kind, definition };
   }
@@ -150,7 +168,8 @@ export class JobsService {
 const MAX_JOBS = 200_000;
 
 function itemsOf(handler: Target, payloads: readonly unknown[], options: EnqueueOptions): EnqueueItem[] {
-  if (!Array.isArray(payloads)) throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
+  if (!Array.isArray(payloads))
+    throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
   const { manager: _manager, queryRunner: _queryRunner, client: _client, ...own } = options;
   return payloads.map((payload) => ({ ...own, handler, payload }));
 }

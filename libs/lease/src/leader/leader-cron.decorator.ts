@@ -18,7 +18,10 @@ type Method = (this: object, ...args: never[]) => unknown;
  *
  * @param options as `@Cron`'s, plus `instance`: the name of the lease instance whose leader counts (default 'default')
  */
-export function LeaderCron(expression: string | Date, options: CronOptions & { instance?: string } = {}): MethodDecorator {
+export function LeaderCron(
+  expression: string | Date,
+  options: CronOptions & { instance?: string } = {},
+): MethodDecorator {
   const { instance: name = 'default', ...cronOptions } = options;
   return (target, key, descriptor: PropertyDescriptor) => {
     const method = descriptor.value as Method;

@@ -15,7 +15,9 @@ export class LeaderCronExplorer {
   /** Binds all `@LeaderCron` methods of the lease instance `name`. @returns names that they ask for */
   bind(name: string, leader: LeaderService): Set<string> {
     const asked = new Set<string>();
-    for (const { instance } of [...this.discovery.getProviders(), ...this.discovery.getControllers()] as { instance: unknown }[]) {
+    for (const { instance } of [...this.discovery.getProviders(), ...this.discovery.getControllers()] as {
+      instance: unknown;
+    }[]) {
       // Our own maintenance asks the leader of its own instance, whatever that is called.
       if (typeof instance !== 'object' || instance === null || instance instanceof MaintenanceService) continue;
       const prototype = Object.getPrototypeOf(instance) as Record<string, unknown> | null;

@@ -55,7 +55,9 @@ export class LeaderService {
     await this.running;
     this.running = undefined;
     if (this.reign) {
-      await this.session.connection.query('SELECT pg_advisory_unlock($1::bigint)', [this.key]).catch(() => this.session.connection.drop());
+      await this.session.connection
+        .query('SELECT pg_advisory_unlock($1::bigint)', [this.key])
+        .catch(() => this.session.connection.drop());
       this.step('stopped');
     }
   }

@@ -122,7 +122,11 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
     workerName: top.get('workerName', name(100), hostname() || 'worker'),
     queues: top.get<string[] | null>('queues', listOf(name()), null),
     store: top.get('store', oneOf('shared', 'exclusive'), 'shared'),
-    lease: { ttlMs, beatMs, maxBlockedMs: leaseSection.get('maxBlocked', duration(ttlMs, 24 * HOUR), Math.max(300_000, ttlMs)) },
+    lease: {
+      ttlMs,
+      beatMs,
+      maxBlockedMs: leaseSection.get('maxBlocked', duration(ttlMs, 24 * HOUR), Math.max(300_000, ttlMs)),
+    },
     rescue: {
       session: rescue.get('session', boolean, true),
       lease: rescue.get('lease', boolean, true),
@@ -177,7 +181,8 @@ function resolveConnection(given: unknown, concurrency: number): ResolvedOptions
     }
   }
   const kind = values.dataSource?.options.type;
-  if (kind !== undefined && kind !== 'postgres') refuse('connection.dataSource', kind, "a DataSource of type 'postgres'");
+  if (kind !== undefined && kind !== 'postgres')
+    refuse('connection.dataSource', kind, "a DataSource of type 'postgres'");
   return {
     ...values,
     poolMax: section.get('poolMax', integer(2, 500), Math.min(10, Math.max(3, Math.ceil(concurrency / 25) + 2))),

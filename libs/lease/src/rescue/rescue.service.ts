@@ -80,7 +80,11 @@ export class RescueService {
     if (resting) this.trouble.warn('resting', 'Most sessions vanished at once: rescue by session rests for a TTL');
     let moved = 0;
     for (const look of dead) {
-      const marked = await this.database.query<Marked & Record<string, unknown>>(markVanishedSql(this.s), [look.id, look.beat_at, look.lock_no]);
+      const marked = await this.database.query<Marked & Record<string, unknown>>(markVanishedSql(this.s), [
+        look.id,
+        look.beat_at,
+        look.lock_no,
+      ]);
       this.announce(marked, 'session');
       if (marked.length > 0) moved += await this.rescueOrphans();
     }
@@ -94,17 +98,28 @@ export class RescueService {
    */
   async rescueExpired({ unguarded = false } = {}): Promise<number> {
     if (!unguarded && this.heartbeat.steadyMs < this.options.lease.ttlMs) return 0;
-    this.announce(await this.database.query<Marked & Record<string, unknown>>(markExpiredSql(this.s), [this.ownId]), 'lease');
+    this.announce(
+      await this.database.query<Marked & Record<string, unknown>>(markExpiredSql(this.s), [this.ownId]),
+      'lease',
+    );
     return this.rescueOrphans();
   }
 
   /** Way 3: takes leases whose deadline has passed, whatever their worker says. @returns leases moved */
   async rescueOverdue(): Promise<number> {
     const { batch } = this.options.rescue;
-    for (let moved = 0; ; ) {
-      const rows = await this.database.query<{ job_id: string; token: string; worker_id: string }>(overdueSql(this.s), [this.ownId, batch]);
+    for (let moved = 0; ;) {
+      const rows = await this.database.query<{ job_id: string; token: string; worker_id: string }>(overdueSql(this.s), [
+        this.ownId,
+        batch,
+      ]);
       const now = await this.take(
-        rows.map((row) => ({ jobId: row.job_id, token: row.token, workerId: row.worker_id, move: { event: 'deadline' } })),
+        rows.map((row) => ({
+          jobId: row.job_id,
+          token: row.token,
+          workerId: row.worker_id,
+          move: { event: 'deadline' },
+        })),
         'deadline',
       );
       moved += now;
@@ -128,7 +143,10 @@ export class RescueService {
 
   /** Exclusive store (R14): nobody else can be up, so every lease of an earlier worker goes back at once. @returns leases moved */
   async rescueAll(): Promise<number> {
-    this.announce(await this.database.query<Marked & Record<string, unknown>>(markAllSql(this.s), [this.ownId]), 'exclusive');
+    this.announce(
+      await this.database.query<Marked & Record<string, unknown>>(markAllSql(this.s), [this.ownId]),
+      'exclusive',
+    );
     return this.rescueOrphans();
   }
 
@@ -144,7 +162,15 @@ export class RescueService {
     if (candidates.length === 0) return 0;
     const reason = RESCUE_TEXT[cause];
     const rows = await this.database.query<MoveRow & Record<string, unknown>>(rescueSql(this.s), [
-      JSON.stringify(candidates.map(({ jobId, token, workerId, move }) => ({ job: jobId, token, worker: workerId, ...move, reason }))),
+      JSON.stringify(
+        candidates.map(({ jobId, token, workerId, move }) => ({
+          job: jobId,
+          token,
+          worker: workerId,
+          ...move,
+          reason,
+        })),
+      ),
     ]);
     for (const row of rows) {
       this.events.emit({
@@ -184,7 +210,12 @@ export class RescueService {
       jobId: row.job_id,
       token: row.token,
       workerId: orphan.id,
-      move: row.late || orphan.died_of === 'self' ? { event: 'return' } : orphan.drained ? { event: 'lostdrain' } : { event: 'crash', alone },
+      move:
+        row.late || orphan.died_of === 'self'
+          ? { event: 'return' }
+          : orphan.drained
+            ? { event: 'lostdrain' }
+            : { event: 'crash', alone },
     }));
   }
 
@@ -204,4 +235,5 @@ export class RescueService {
   }
 }
 
-const causeOf = (diedOf: string | null): RescueCause => (diedOf === 'session' || diedOf === 'exclusive' ? diedOf : 'lease');
+const causeOf = (diedOf: string | null): RescueCause =>
+  diedOf === 'session' || diedOf === 'exclusive' ? diedOf : 'lease';

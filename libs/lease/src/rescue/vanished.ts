@@ -37,8 +37,11 @@ export class VanishedWorkers {
       this.suspicions.clear();
     }
     if (now < this.restsUntil) return { dead: [], resting: true };
-    for (const { id, beat_at, lock_no } of fresh) this.suspicions.set(id, { since: now, beatAt: beat_at, lockNo: lock_no });
-    const dead = gone.filter((look) => now - (this.suspicions.get(look.id)?.since ?? now) >= this.graceMs && !fresh.includes(look));
+    for (const { id, beat_at, lock_no } of fresh)
+      this.suspicions.set(id, { since: now, beatAt: beat_at, lockNo: lock_no });
+    const dead = gone.filter(
+      (look) => now - (this.suspicions.get(look.id)?.since ?? now) >= this.graceMs && !fresh.includes(look),
+    );
     return { dead, resting: false };
   }
 

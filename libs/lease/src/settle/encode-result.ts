@@ -13,12 +13,19 @@ export function encodeResult(result: unknown, maxBytes: number): EncodedResult {
   try {
     json = JSON.stringify(result);
   } catch (error) {
-    return { problem: `the result cannot be stored as JSON: ${error instanceof Error ? error.message : String(error)}` };
+    return {
+      problem: `the result cannot be stored as JSON: ${error instanceof Error ? error.message : String(error)}`,
+    };
   }
   if (json === undefined) return { json: null };
   const bytes = Buffer.byteLength(json);
-  if (bytes > maxBytes) return { problem: `the result has ${bytes} bytes of JSON, more than resultMaxBytes = ${maxBytes}` };
-  return { json: json.includes('\\u') ? json.replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd').replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd') : json };
+  if (bytes > maxBytes)
+    return { problem: `the result has ${bytes} bytes of JSON, more than resultMaxBytes = ${maxBytes}` };
+  return {
+    json: json.includes('\\u')
+      ? json.replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd').replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd')
+      : json,
+  };
 }
 
 /** Whether JSON text holds an escaped NUL or lone surrogate, which PostgreSQL refuses to read as text. */

@@ -40,7 +40,8 @@ export function connectionTargets(options: ConnectionOptions): ConnectionTargets
 }
 
 function fromTypeOrm(options: DataSourceOptions): PoolConfig {
-  if (options.type !== 'postgres') throw new Error(`connection.dataSource is of type '${options.type}', not 'postgres'`);
+  if (options.type !== 'postgres')
+    throw new Error(`connection.dataSource is of type '${options.type}', not 'postgres'`);
   const primary = options.replication?.master ?? options;
   const { max: _max, min: _min, ...extra } = (options.extra ?? {}) as PoolConfig;
   return {

@@ -3,7 +3,14 @@ import { type Client, Pool, type PoolClient, type QueryResultRow } from 'pg';
 import { NotRunningError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
-import { type ConnectionTargets, SESSION_SETTINGS, connectionTargets, limitedQuery, ownTypes, startupOptions } from './connection';
+import {
+  type ConnectionTargets,
+  SESSION_SETTINGS,
+  connectionTargets,
+  limitedQuery,
+  ownTypes,
+  startupOptions,
+} from './connection';
 import { assertServerFits } from './server-check';
 import { errorText, isConflict, isConnectionError, isPartitionMissing } from './sql-errors';
 import { backoffMs, sleep, within } from './delays';
@@ -77,7 +84,11 @@ export class Database {
   }
 
   /** Runs one statement. Conflicts (40001, 40P01) are repeated with growing pauses, other errors are not (R19). */
-  async query<R extends QueryResultRow>(text: string, values: unknown[] = [], options: QueryOptions = {}): Promise<R[]> {
+  async query<R extends QueryResultRow>(
+    text: string,
+    values: unknown[] = [],
+    options: QueryOptions = {},
+  ): Promise<R[]> {
     await this.open();
     for (let tries = 0; ; tries++) {
       try {
@@ -94,7 +105,11 @@ export class Database {
     }
   }
 
-  private unchecked<R extends QueryResultRow>(text: string, values: unknown[] = [], options: QueryOptions = {}): Promise<R[]> {
+  private unchecked<R extends QueryResultRow>(
+    text: string,
+    values: unknown[] = [],
+    options: QueryOptions = {},
+  ): Promise<R[]> {
     const { pooled } = this.targets;
     const timeoutMs = options.timeoutMs ?? this.options.connection.queryTimeoutMs;
     if (pooled) return this.transaction((run) => run<R>(text, values), timeoutMs);
@@ -144,7 +159,11 @@ export class Database {
   private async prepare(client: PoolClient): Promise<void> {
     client.on('error', (error) => this.trouble.warn('pool', `Connection lost: ${errorText(error)}`));
     const { queryTimeoutMs } = this.options.connection;
-    await limitedQuery(client as unknown as Client, { text: `SELECT ${this.schema.quoted}.advance_tokens_v1()` }, queryTimeoutMs);
+    await limitedQuery(
+      client as unknown as Client,
+      { text: `SELECT ${this.schema.quoted}.advance_tokens_v1()` },
+      queryTimeoutMs,
+    );
   }
 
   /** Closes the pool. Queries after this are refused with NotRunningError. Idempotent. */

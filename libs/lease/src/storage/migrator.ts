@@ -20,7 +20,10 @@ export async function prepareSchema(direct: ClientConfig, schema: Schema, option
     connectionTimeoutMillis: options.connection.queryTimeoutMs,
     ...direct,
     types: ownTypes,
-    options: startupOptions({ ...SESSION_SETTINGS, statement_timeout: MIGRATION_LIMIT_MS, lock_timeout: MIGRATION_LIMIT_MS }, direct.options),
+    options: startupOptions(
+      { ...SESSION_SETTINGS, statement_timeout: MIGRATION_LIMIT_MS, lock_timeout: MIGRATION_LIMIT_MS },
+      direct.options,
+    ),
   });
   client.on('error', () => undefined);
   await client.connect();
@@ -36,7 +39,9 @@ export async function prepareSchema(direct: ClientConfig, schema: Schema, option
     await client.query('SELECT pg_advisory_lock($1)', [schema.lockKey('migrate')]);
     const missing = await pending(client, schema);
     if (missing.length === 0) return;
-    const { rows } = await client.query<{ there: boolean }>('SELECT to_regnamespace($1) IS NOT NULL AS there', [schema.quoted]);
+    const { rows } = await client.query<{ there: boolean }>('SELECT to_regnamespace($1) IS NOT NULL AS there', [
+      schema.quoted,
+    ]);
     if (!rows[0]?.there) await client.query(`CREATE SCHEMA ${schema.quoted}`);
     await runTypeOrm(direct, schema);
     new Logger('Leasehold').log(`Schema ${schema.name} is up to date: ran ${missing.join(', ')}`);

@@ -11,7 +11,11 @@ const MIN_VERSION = 140_000;
  * uses a connection of its own that ends with it.
  */
 export async function assertServerFits(targets: ConnectionTargets, options: ResolvedOptions): Promise<void> {
-  const client = new Client({ connectionTimeoutMillis: options.connection.queryTimeoutMs, ...targets.direct, types: ownTypes });
+  const client = new Client({
+    connectionTimeoutMillis: options.connection.queryTimeoutMs,
+    ...targets.direct,
+    types: ownTypes,
+  });
   client.on('error', () => undefined);
   try {
     await client.connect();

@@ -43,7 +43,10 @@ export class Session {
     const client = this.client;
     if (client) {
       // A goodbye, so that the server frees our locks at once; not waited for longer than a moment.
-      await within(500, client.end().catch(() => undefined));
+      await within(
+        500,
+        client.end().catch(() => undefined),
+      );
       destroy(client);
     }
     await this.running;
@@ -54,7 +57,11 @@ export class Session {
     if (this.client) destroy(this.client);
   }
 
-  async query<R extends QueryResultRow>(text: string, values: unknown[] = [], timeoutMs = this.timeoutMs): Promise<R[]> {
+  async query<R extends QueryResultRow>(
+    text: string,
+    values: unknown[] = [],
+    timeoutMs = this.timeoutMs,
+  ): Promise<R[]> {
     if (!this.client) throw new Error('connection is down');
     return limitedQuery<R>(this.client, { text, values }, timeoutMs);
   }

@@ -63,7 +63,8 @@ export class WorkersService {
 
   /** @throws NotRunningError before `register` */
   get currentId(): string {
-    if (!this.identity) throw new NotRunningError('This process is not registered as a worker: call WorkersService.register() first');
+    if (!this.identity)
+      throw new NotRunningError('This process is not registered as a worker: call WorkersService.register() first');
     return this.identity.id;
   }
 
@@ -115,12 +116,19 @@ export class WorkersService {
   }
 
   async list(filter: { activeOnly?: boolean } = {}): Promise<WorkerInfo[]> {
-    const where = filter.activeOnly ? `WHERE w.state IN ('live', 'draining') AND coalesce(w.expires_at, '-infinity') >= clock_timestamp()` : '';
-    return this.database.query<WorkerInfo & Record<string, unknown>>(`${workerColumns(this.s)} ${where} ORDER BY w.started_at DESC, w.id LIMIT 1000`);
+    const where = filter.activeOnly
+      ? `WHERE w.state IN ('live', 'draining') AND coalesce(w.expires_at, '-infinity') >= clock_timestamp()`
+      : '';
+    return this.database.query<WorkerInfo & Record<string, unknown>>(
+      `${workerColumns(this.s)} ${where} ORDER BY w.started_at DESC, w.id LIMIT 1000`,
+    );
   }
 
   async get(id: string): Promise<WorkerInfo | undefined> {
-    const [row] = await this.database.query<WorkerInfo & Record<string, unknown>>(`${workerColumns(this.s)} WHERE w.id = $1`, [id]);
+    const [row] = await this.database.query<WorkerInfo & Record<string, unknown>>(
+      `${workerColumns(this.s)} WHERE w.id = $1`,
+      [id],
+    );
     return row;
   }
 
