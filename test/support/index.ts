@@ -5,3 +5,4 @@ export * from './row-gate';
 export * from './servers';
 export * from './tcp-proxy';
 export * from './test-database';
+export * from './lease-app';

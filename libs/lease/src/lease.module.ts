@@ -94,12 +94,12 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
     this.refuseSecond();
   }
 
-  static forRoot(options: LeaseOptions): DynamicModule {
+  static forRoot(this: void, options: LeaseOptions): DynamicModule {
     const calledAt = callerOf(LeaseModule.forRoot);
     return build(options?.name, { useFactory: () => resolveOptions(options, calledAt) });
   }
 
-  static forRootAsync({ name, imports, inject, useFactory }: LeaseAsyncOptions): DynamicModule {
+  static forRootAsync(this: void, { name, imports, inject, useFactory }: LeaseAsyncOptions): DynamicModule {
     const calledAt = callerOf(LeaseModule.forRootAsync);
     return build(
       name,

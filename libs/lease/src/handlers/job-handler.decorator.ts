@@ -12,7 +12,7 @@ const METADATA = Symbol('leasehold:job-handler');
 export function JobHandler(kind: string, options: JobHandlerOptions & InjectableOptions = {}): ClassDecorator {
   const { scope, durable, ...own } = options;
   const injectable = scope === undefined ? {} : { scope, ...(durable === undefined ? {} : { durable }) };
-  return applyDecorators(Injectable(injectable as InjectableOptions), (target: object) => {
+  return applyDecorators(Injectable(injectable), (target: object) => {
     Reflect.defineMetadata(METADATA, { kind, options: own } satisfies HandlerMetadata, target);
   });
 }

@@ -9,8 +9,8 @@ import { enqueueSql } from './jobs.sql';
 
 interface Waiting {
   job: PreparedJob;
-  resolve(id: string): void;
-  reject(error: unknown): void;
+  resolve: (id: string) => void;
+  reject: (error: unknown) => void;
 }
 
 /** Well under the server's and V8's limits for one text. */

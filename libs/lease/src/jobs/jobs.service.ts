@@ -171,7 +171,7 @@ function itemsOf(handler: Target, payloads: readonly unknown[], options: Enqueue
   if (!Array.isArray(payloads))
     throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
   const { manager: _manager, queryRunner: _queryRunner, client: _client, ...own } = options;
-  return payloads.map((payload) => ({ ...own, handler, payload }));
+  return payloads.map((payload: unknown) => ({ ...own, handler, payload }));
 }
 
 const isTransactional = ({ manager, queryRunner, client }: EnqueueTransaction): boolean =>

@@ -35,6 +35,6 @@ export function LeaderCron(
     Reflect.defineMetadata(LEADER_CRON, name, guarded);
     descriptor.value = guarded;
     // A tick that is still running is not started a second time.
-    Cron(expression, { waitForCompletion: true, ...cronOptions } as CronOptions)(target, key, descriptor);
+    Cron(expression, { waitForCompletion: true, ...cronOptions })(target, key, descriptor);
   };
 }

@@ -1,5 +1,5 @@
 /** Milliseconds as a number, or text with a unit: '500ms', '30s', '5m', '2h', '1d'. */
-export type Duration = number | string;
+export type Duration = number | `${number}${'ms' | 's' | 'm' | 'h' | 'd'}`;
 
 const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 

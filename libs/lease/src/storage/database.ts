@@ -147,7 +147,7 @@ export class Database {
         await this.prepare(client);
         this.prepared.add(client);
       }
-      const result = await work(client as unknown as Client);
+      const result = await work(client);
       client.release();
       return result;
     } catch (error) {
