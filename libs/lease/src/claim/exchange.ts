@@ -60,6 +60,7 @@ export class Exchange {
   private scheduled = false;
   private failures = 0;
   private pausedUntil = 0;
+  private pauseTimer: NodeJS.Timeout | undefined;
   private claimer: Claimer | undefined;
   private readonly stopping = new AbortController();
   private idleWaiters: (() => void)[] = [];
@@ -125,7 +126,15 @@ export class Exchange {
   private pump(): void {
     if (this.stopping.signal.aborted) return;
     while (this.onWire < CONNECTIONS) {
-      if (monotonicMs() < this.pausedUntil) return;
+      const pauseMs = this.pausedUntil - monotonicMs();
+      if (pauseMs > 0) {
+        // A timer may fire a little early; without another one nobody would look again.
+        this.pauseTimer ??= setTimeout(() => {
+          this.pauseTimer = undefined;
+          this.wake();
+        }, Math.ceil(pauseMs)).unref();
+        return;
+      }
       const claim = this.claiming ? undefined : this.claimer?.next();
       const batch = this.takeBatch();
       if (batch.length === 0 && !claim) break;

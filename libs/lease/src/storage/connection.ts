@@ -68,7 +68,6 @@ export const SESSION_SETTINGS = {
   timezone: 'UTC',
   datestyle: 'ISO',
   intervalstyle: 'postgres',
-  application_name: 'leasehold',
 } as const;
 
 /**

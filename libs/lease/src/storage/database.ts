@@ -50,6 +50,7 @@ export class Database {
       allowExitOnIdle: true,
       connectionTimeoutMillis: options.connection.queryTimeoutMs,
       idleTimeoutMillis: 30_000,
+      application_name: 'leasehold',
       ...pool,
       max: options.connection.poolMax,
       types: ownTypes,
