@@ -1,0 +1,1 @@
+export { LeaseAdminModule, type LeaseAdminOptions } from './lease-admin.module';
