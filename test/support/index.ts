@@ -6,3 +6,4 @@ export * from './servers';
 export * from './tcp-proxy';
 export * from './test-database';
 export * from './lease-app';
+export * from './fleet';

@@ -68,7 +68,9 @@ export class ProxiedConnection {
   cut(): void {
     this.toServer.destroy();
     this.toClient.destroy();
-    if (!this.client.destroyed) this.client.resetAndDestroy();
+    // A socket that is shutting down cannot be reset: Node would leave its handle open, and never exit.
+    if (this.client.writableEnded) this.client.destroy();
+    else if (!this.client.destroyed) this.client.resetAndDestroy();
     this.server.destroy();
   }
 

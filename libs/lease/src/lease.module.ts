@@ -17,10 +17,10 @@ import { Exchange } from './claim/exchange';
 import { HeldLeases } from './claim/held-leases';
 import { Lanes } from './claim/lanes';
 import { WakeUp } from './claim/wake-up';
-import { LeaseSetupError } from './errors';
+import { InvalidOptionError, LeaseSetupError } from './errors';
 import { LeaseEvents } from './events/lease-events';
 import { HandlerRegistry } from './handlers/handler-registry';
-import { handlerMetadata } from './handlers/job-handler.decorator';
+import { handlerMetadata, handlerTypeOf } from './handlers/job-handler.decorator';
 import { Runner } from './handlers/runner';
 import { HeartbeatService } from './heartbeat/heartbeat.service';
 import { Enqueuer } from './jobs/enqueuer';
@@ -105,8 +105,15 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
       name,
       {
         inject: inject ?? [],
-        useFactory: async (...args: never[]) =>
-          resolveOptions({ ...(await useFactory(...args)), ...(name === undefined ? {} : { name }) }, calledAt),
+        useFactory: async (...args: never[]) => {
+          const options: Partial<LeaseOptions> = await useFactory(...args);
+          if (options?.name !== undefined && options.name !== name) {
+            throw new InvalidOptionError(
+              `name = ${JSON.stringify(options.name)} comes too late from the factory: tokens depend on it, so it stands beside useFactory`,
+            );
+          }
+          return resolveOptions({ ...(options as LeaseOptions), ...(name === undefined ? {} : { name }) }, calledAt);
+        },
       },
       imports,
     );
@@ -122,12 +129,18 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
 
   /** Every other module's `onApplicationBootstrap` has run by now: the first job may be claimed (F:J7). */
   async onApplicationBootstrap(): Promise<void> {
-    await this.lifecycle.start();
+    try {
+      await this.lifecycle.start();
+    } catch (error) {
+      // The boot has failed, and Nest calls no shutdown hooks then: no instance may go on working.
+      await Promise.allSettled(this.instancesOf(WorkerLifecycle).map((lifecycle) => lifecycle.close()));
+      throw error;
+    }
   }
 
-  /** Before any other module's `onModuleDestroy` can close a database that handlers use (F:J1). */
+  /** Before any other module's `onModuleDestroy` can close a database that handlers use (F:J1); all instances at once. */
   async onModuleDestroy(): Promise<void> {
-    await this.lifecycle.drain();
+    await Promise.all(this.instancesOf(WorkerLifecycle).map((lifecycle) => lifecycle.drain()));
   }
 
   async onApplicationShutdown(): Promise<void> {
@@ -154,11 +167,17 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
 
   /** The options of all LeaseModules of this application that are made so far. */
   private all(): ResolvedOptions[] {
-    const found: ResolvedOptions[] = [];
+    // What is still to come from an asynchronous factory has no name yet.
+    return this.instancesOf(ResolvedOptions).filter(({ name }) => name !== undefined);
+  }
+
+  /** The services of this class of all LeaseModules of this application. */
+  private instancesOf<T>(service: abstract new (...args: never[]) => T): T[] {
+    const found: T[] = [];
     for (const module of this.modules.values()) {
-      const options: unknown =
-        module.metatype === LeaseModule ? module.providers.get(ResolvedOptions)?.instance : undefined;
-      if (options && (options as ResolvedOptions).name !== undefined) found.push(options as ResolvedOptions);
+      const instance: unknown =
+        module.metatype === LeaseModule ? module.providers.get(service as Type<T>)?.instance : undefined;
+      if (instance) found.push(instance as T);
     }
     return found;
   }
@@ -166,12 +185,13 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
   private refuseUnknownInstances(): void {
     const names = this.all().map(({ name }) => name);
     for (const module of this.modules.values()) {
-      for (const { metatype } of module.providers.values()) {
-        const metadata = typeof metatype === 'function' ? handlerMetadata(metatype) : undefined;
+      for (const wrapper of module.providers.values()) {
+        const type = handlerTypeOf(wrapper);
+        const metadata = type && handlerMetadata(type);
         const wanted = metadata?.options.instance ?? 'default';
         if (metadata && !names.includes(wanted)) {
           throw new LeaseSetupError(
-            `@JobHandler(${JSON.stringify(metadata.kind)}) on ${metatype?.name}: there is no lease instance '${wanted}' in this application${didYouMean(wanted, names)}. There is: ${names.join(', ')}`,
+            `@JobHandler(${JSON.stringify(metadata.kind)}) on ${type?.name}: there is no lease instance '${wanted}' in this application${didYouMean(wanted, names)}. There is: ${names.join(', ')}`,
           );
         }
       }
@@ -191,7 +211,7 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
     bindLeader(this.moduleRef.get(MaintenanceService), 'default', leader);
     const names = this.all().map(({ name }) => name);
     for (const name of asked) {
-      if (!names.includes(name) && name !== 'default') {
+      if (!names.includes(name)) {
         throw new LeaseSetupError(
           `@LeaderCron asks for lease instance '${name}', which this application does not have${didYouMean(name, names)}`,
         );

@@ -178,8 +178,10 @@ export class Exchange {
   }
 
   private async exchange(completions: Pending[], claim: ClaimRequest | undefined): Promise<void> {
+    // Who asked is told, also when it has stopped asking meanwhile: what was leased must be started or given back.
+    const { claimer } = this;
     const reply = await this.sendStep(completions, claim);
-    if (claim) this.claimer?.receive(claim, reply);
+    if (claim) claimer?.receive(claim, reply);
   }
 
   private async sendStep(completions: Pending[], claim: ClaimRequest | undefined): Promise<ClaimReply> {

@@ -85,8 +85,9 @@ export class Lanes {
 
   private async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
-      const waitMs = await this.poll();
+      // Made before the poll: a call to look again that comes while it is on the wire must not be lost.
       this.nap = new AbortController();
+      const waitMs = await this.poll();
       if (waitMs > 0) await sleep(waitMs, AbortSignal.any([signal, this.nap.signal]));
     }
   }

@@ -7,7 +7,7 @@ import { resolveBudget, validateHandlerOptions } from '../options/resolve-option
 import { didYouMean } from '../options/suggest';
 import { isName } from '../options/validators';
 import type { Handler, HandlerClass } from './handler.types';
-import { handlerMetadata } from './job-handler.decorator';
+import { handlerMetadata, handlerTypeOf } from './job-handler.decorator';
 
 /** A kind that this application knows: how its jobs are enqueued and, if its class is provided, run. */
 export interface HandlerDefinition {
@@ -50,7 +50,11 @@ export class HandlerRegistry {
   /** The definition behind a class, even one that this application enqueues for but does not provide. */
   of(target: HandlerClass): HandlerDefinition | undefined {
     this.explore();
-    return this.byType.get(target) ?? this.define(target as Type<Handler>, undefined);
+    const known = this.byType.get(target);
+    if (known) return known;
+    const definition = this.define(target as Type<Handler>, undefined);
+    if (definition) this.byType.set(target, definition);
+    return definition;
   }
 
   /** Reads all providers, once. @throws LeaseSetupError for two handlers of a kind, a class without `handle`, a bad option */
@@ -58,8 +62,8 @@ export class HandlerRegistry {
     if (this.explored) return;
     this.explored = true;
     for (const wrapper of this.discovery.getProviders()) {
-      const type = wrapper.metatype as Type<Handler> | null;
-      if (typeof type !== 'function' || wrapper.isAlias || this.byType.has(type)) continue;
+      const type = handlerTypeOf(wrapper);
+      if (!type || this.byType.has(type)) continue;
       const definition = this.define(type, wrapper);
       if (!definition) continue;
       const other = this.byKind.get(definition.kind);
@@ -71,7 +75,9 @@ export class HandlerRegistry {
       this.byKind.set(definition.kind, definition);
       this.byType.set(type, definition);
     }
-    for (const kind of Object.keys(this.options.handlers)) {
+    // A producer may share its configuration with workers, and enqueue for classes that it does not provide.
+    const configured = this.options.role === 'producer' ? [] : Object.keys(this.options.handlers);
+    for (const kind of configured) {
       if (!this.byKind.has(kind)) {
         throw new LeaseSetupError(
           `Option handlers['${kind}']: no handler of this kind is provided${didYouMean(kind, this.byKind.keys())}`,
@@ -113,6 +119,6 @@ export class HandlerRegistry {
     if (!wrapper) throw new LeaseSetupError(`${type.name} is not a provider of this application`);
     if (wrapper.isDependencyTreeStatic() && !wrapper.isTransient) return wrapper.instance as Handler;
     const contextId = ContextIdFactory.create();
-    return this.moduleRef.resolve<Handler>(type, contextId, { strict: false });
+    return this.moduleRef.resolve<Handler>(wrapper.token, contextId, { strict: false });
   }
 }

@@ -1,5 +1,6 @@
-import { Injectable, type InjectableOptions, applyDecorators } from '@nestjs/common';
-import type { HandlerMetadata, JobHandlerOptions } from './handler.types';
+import { Injectable, type InjectableOptions, type Type, applyDecorators } from '@nestjs/common';
+import type { InstanceWrapper } from '@nestjs/core/injector/instance-wrapper';
+import type { Handler, HandlerMetadata, JobHandlerOptions } from './handler.types';
 
 const METADATA = Symbol('leasehold:job-handler');
 
@@ -20,3 +21,11 @@ export function JobHandler(kind: string, options: JobHandlerOptions & Injectable
 /** The kind and options of a decorated class, its own only: a subclass is a handler if it is decorated itself. */
 export const handlerMetadata = (target: object): HandlerMetadata | undefined =>
   Reflect.getOwnMetadata(METADATA, target) as HandlerMetadata | undefined;
+
+/** The decorated class behind a provider: what it is made of or, for a factory or a value, what it is provided as. */
+export function handlerTypeOf({ metatype, token, isAlias }: InstanceWrapper): Type<Handler> | undefined {
+  if (isAlias) return undefined;
+  const isHandler = (candidate: unknown): candidate is Type<Handler> =>
+    typeof candidate === 'function' && handlerMetadata(candidate) !== undefined;
+  return [metatype, token].find(isHandler);
+}

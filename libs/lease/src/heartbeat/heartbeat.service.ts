@@ -1,7 +1,7 @@
 import { Injectable, Logger } from '@nestjs/common';
 import { Exchange } from '../claim/exchange';
 import { HeldLeases } from '../claim/held-leases';
-import { SchemaError, StoreNotExclusiveError } from '../errors';
+import { NotRunningError, SchemaError, StoreNotExclusiveError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
 import { Database } from '../storage/database';
@@ -112,9 +112,10 @@ export class HeartbeatService {
     await first;
   }
 
-  /** Ends the beats and frees the session lock. Idempotent. */
+  /** Ends the beats and frees the session lock; a `start` that still waits for its first beat is refused. Idempotent. */
   async stop(): Promise<void> {
     this.identity = undefined;
+    this.failStart(new NotRunningError('the beats were stopped before the first one'));
     clearInterval(this.watch);
     const runner = this.runner;
     this.runner = undefined;

@@ -36,7 +36,9 @@ export interface EnqueueOptions extends EnqueueTransaction {
   tags?: string[];
 }
 
-const OPTION_KEYS = [
+export const TRANSACTION_KEYS = ['manager', 'queryRunner', 'client'] as const;
+
+const OPTION_KEYS: string[] = [
   'runAt',
   'delay',
   'priority',
@@ -45,9 +47,7 @@ const OPTION_KEYS = [
   'maxCrashes',
   'deadline',
   'tags',
-  'manager',
-  'queryRunner',
-  'client',
+  ...TRANSACTION_KEYS,
 ];
 const INT_MAX = 2_147_483_647;
 
@@ -99,6 +99,7 @@ export async function prepareJob(
   if (!Array.isArray(tags) || tags.length > 20 || !tags.every((tag) => isName(tag, 100))) {
     invalid('tags', tags, 'at most 20 texts of 1 to 100 bytes without NUL or lone surrogates');
   }
+  const json = encodePayload(payload, options.payloadMaxBytes, what);
   if (definition?.payload) await validatePayload(definition.payload, payload, what);
 
   const fields = {
@@ -118,7 +119,7 @@ export async function prepareJob(
   };
   const head = JSON.stringify(fields);
   return {
-    json: `${head.slice(0, -1)},"payload":${encodePayload(payload, options.payloadMaxBytes, what)}}`,
+    json: `${head.slice(0, -1)},"payload":${json}}`,
     queue,
     kind,
   };

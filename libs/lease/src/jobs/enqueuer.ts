@@ -1,5 +1,6 @@
 import { Injectable } from '@nestjs/common';
-import { EnqueueUncertainError, InvalidJobError, QueryTimeoutError, SchemaError } from '../errors';
+import type { ClientBase } from 'pg';
+import { EnqueueUncertainError, InvalidJobError, LeaseholdError, SchemaError } from '../errors';
 import { ResolvedOptions } from '../options/lease-options';
 import { Database } from '../storage/database';
 import { errorText, isConnectionError, isSchemaMissing } from '../storage/sql-errors';
@@ -51,9 +52,9 @@ export class Enqueuer {
             .query<{ ids: string[] }>(enqueueSql(this.s), [chunks[0]], { name: 'leasehold_enqueue' })
             .then(idsOf)
         : this.database.transaction(async (run) => {
-            const all: string[] = [];
-            for (const chunk of chunks) all.push(...idsOf(await run<{ ids: string[] }>(enqueueSql(this.s), [chunk])));
-            return all;
+            const all: string[][] = [];
+            for (const chunk of chunks) all.push(idsOf(await run<{ ids: string[] }>(enqueueSql(this.s), [chunk])));
+            return all.flat();
           }, timeoutMs),
     );
     this.wakeUp.notify(lanesOf(jobs));
@@ -65,10 +66,11 @@ export class Enqueuer {
     const run = runnerOf(transaction);
     if (jobs.length === 0) return [];
     await this.database.open();
-    const ids: string[] = [];
+    const ids: string[][] = [];
     try {
-      for (const chunk of chunksOf(jobs))
-        ids.push(...idsOf((await run(enqueueSql(this.s), [chunk])) as { ids: string[] }[]));
+      for (const chunk of chunksOf(jobs)) {
+        ids.push(idsOf((await run(enqueueSql(this.s), [chunk])) as { ids: string[] }[]));
+      }
       const announce = this.wakeUp.statement(lanesOf(jobs));
       if (announce) await run(announce.text, announce.values);
     } catch (error) {
@@ -78,24 +80,27 @@ export class Enqueuer {
         { cause: error },
       );
     }
-    return ids;
+    return ids.flat();
   }
 
   private async send(): Promise<void> {
-    while (this.queue.length > 0) {
-      const batch = this.queue.splice(0, SHARED_MAX);
-      try {
-        const ids = await this.many(batch.map(({ job }) => job));
-        batch.forEach(({ resolve }, i) => resolve(ids[i] ?? ''));
-      } catch (error) {
-        // Each call stands for itself: what the database refused in one job's content must not fail the others.
-        if (batch.length === 1 || error instanceof EnqueueUncertainError) for (const { reject } of batch) reject(error);
-        else
-          for (const { job, resolve, reject } of batch)
-            await this.many([job]).then(([id]) => resolve(id ?? ''), reject);
-      }
-    }
+    while (this.queue.length > 0) await this.sendTogether(this.queue.splice(0, SHARED_MAX));
     this.sending = false;
+  }
+
+  private async sendTogether(batch: Waiting[]): Promise<void> {
+    try {
+      const ids = await this.many(batch.map(({ job }) => job));
+      batch.forEach(({ resolve }, i) => resolve(ids[i] ?? ''));
+    } catch (error) {
+      if (batch.length === 1 || error instanceof LeaseholdError || isConnectionError(error)) {
+        for (const { reject } of batch) reject(error);
+        return;
+      }
+      // Each call stands for itself: what the database refused in one job's content must not fail the others.
+      const half = Math.ceil(batch.length / 2);
+      for (const part of [batch.slice(0, half), batch.slice(half)]) await this.sendTogether(part);
+    }
   }
 
   /** A reply that was lost leaves it open whether the jobs are there, and the caller must know that. */
@@ -104,7 +109,7 @@ export class Enqueuer {
     try {
       return await send();
     } catch (error) {
-      if (!isConnectionError(error) || isRefusal(error)) throw error;
+      if (!isConnectionError(error) || isRefusal(error) || this.database.wasNeverSent(error)) throw error;
       throw new EnqueueUncertainError(
         `The connection was lost before the answer, so the jobs may or may not be enqueued: ${errorText(error)}`,
         {
@@ -119,15 +124,8 @@ export class Enqueuer {
   }
 }
 
-/** Connection errors that say for certain that nothing was written. */
-const isRefusal = (error: unknown): boolean => {
-  const code = (error as { code?: string }).code ?? '';
-  return (
-    !(error instanceof QueryTimeoutError) &&
-    (['25006', '53300', '57014', '57P03', 'ECONNREFUSED', 'ENOTFOUND'].includes(code) ||
-      /timeout exceeded when trying to connect/.test((error as Error).message))
-  );
-};
+/** The server's own word that it did not do it: read-only, or cancelled at its statement's limit. */
+const isRefusal = (error: unknown): boolean => ['25006', '57014'].includes((error as { code?: string }).code ?? '');
 
 const idsOf = (rows: { ids: string[] }[]): string[] => rows[0]?.ids ?? [];
 
@@ -160,7 +158,10 @@ function runnerOf({
   if ([manager, queryRunner, client].filter(Boolean).length > 1) {
     throw new InvalidJobError("Give one of 'manager', 'queryRunner' and 'client', not several", 'manager');
   }
-  if (client) return async (text, values) => (await client.query(text, values)).rows as unknown[];
+  if (client) {
+    assertOpen(client);
+    return async (text, values) => (await client.query(text, values)).rows as unknown[];
+  }
   const runner = queryRunner ?? manager?.queryRunner;
   if (!runner?.isTransactionActive) {
     const field = queryRunner ? 'queryRunner' : 'manager';
@@ -170,4 +171,17 @@ function runnerOf({
     );
   }
   return async (text, values) => (await runner.query(text, values)) as unknown[];
+}
+
+/** A pool runs each statement on another connection; a client of a recent pg knows whether a transaction is open. */
+function assertOpen(client: ClientBase): void {
+  if ('totalCount' in client) {
+    throw new InvalidJobError('client is a pool: pass the client of pool.connect() that has the transaction', 'client');
+  }
+  if (client.getTransactionStatus?.() === 'I') {
+    throw new InvalidJobError(
+      "client has no open transaction: send BEGIN and wait for it, or leave 'client' out",
+      'client',
+    );
+  }
 }

@@ -5,7 +5,13 @@ import type { HandlerClass, PayloadOf, ResultOf } from '../handlers/handler.type
 import { ResolvedOptions } from '../options/lease-options';
 import { didYouMean } from '../options/suggest';
 import { Database } from '../storage/database';
-import { type EnqueueOptions, type EnqueueTransaction, prepareJob } from './enqueue-request';
+import {
+  type EnqueueOptions,
+  type EnqueueTransaction,
+  type PreparedJob,
+  TRANSACTION_KEYS,
+  prepareJob,
+} from './enqueue-request';
 import { Enqueuer } from './enqueuer';
 import { JOB_STATES, type JobRun, type JobState, type JobStatus } from './job.types';
 import { countsSql, findSql, getSql, runsSql, unhandledSql } from './jobs.sql';
@@ -78,7 +84,7 @@ export class JobsService {
     const items: readonly EnqueueItem[] = Array.isArray(first)
       ? (first as readonly EnqueueItem[])
       : itemsOf(first as Target, second as readonly unknown[], third);
-    const transaction = Array.isArray(first) ? (second as EnqueueTransaction) : third;
+    const transaction = Array.isArray(first) ? transactionOf(second as EnqueueTransaction) : third;
     if (items.length > MAX_JOBS) {
       throw new InvalidJobError(
         `enqueueMany takes at most ${MAX_JOBS} jobs in one call, not ${items.length}: make several calls`,
@@ -86,10 +92,9 @@ export class JobsService {
       );
     }
     const jobs = [];
-    for (const [i, { handler, payload, ...options }] of items.entries()) {
-      const { kind, definition } = this.resolve(handler);
+    for (const [i, item] of items.entries()) {
       try {
-        jobs.push(await prepareJob(kind, definition, payload, options, this.options));
+        jobs.push(await this.prepare(item));
       } catch (error) {
         if (!(error instanceof InvalidJobError)) throw error;
         throw new InvalidJobError(`[${i}] ${error.message}`, `[${i}].${error.field}`, { cause: error });
@@ -147,6 +152,22 @@ export class JobsService {
     return (await this.database.query<{ kind: string }>(unhandledSql(this.s))).map(({ kind }) => kind);
   }
 
+  private async prepare(item: EnqueueItem): Promise<PreparedJob> {
+    if (typeof item !== 'object' || item === null) {
+      throw new InvalidJobError(`an item must be { handler, payload, … }, not ${String(item)}`, 'item');
+    }
+    const { handler, payload, ...options } = item;
+    const transactional = TRANSACTION_KEYS.find((key) => key in options);
+    if (transactional) {
+      throw new InvalidJobError(
+        `'${transactional}' belongs to all jobs of the call: give it as the second argument`,
+        transactional,
+      );
+    }
+    const { kind, definition } = this.resolve(handler);
+    return prepareJob(kind, definition, payload, options, this.options);
+  }
+
   private resolve(target: Target): { kind: string; definition: HandlerDefinition | undefined } {
     if (typeof target === 'string') return { kind: target, definition: this.registry.get(target) };
     const definition = typeof target === 'function' ? this.registry.of(target) : undefined;
@@ -172,6 +193,13 @@ function itemsOf(handler: Target, payloads: readonly unknown[], options: Enqueue
     throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
   const { manager: _manager, queryRunner: _queryRunner, client: _client, ...own } = options;
   return payloads.map((payload: unknown) => ({ ...own, handler, payload }));
+}
+
+/** The second argument of a mixed lot: each item has its own options, so nothing else may stand here. */
+function transactionOf(given: EnqueueTransaction): EnqueueTransaction {
+  const other = Object.keys(given).find((key) => !(TRANSACTION_KEYS as readonly string[]).includes(key));
+  if (other === undefined) return given;
+  throw new InvalidJobError(`enqueueMany(items, transaction): there is no '${other}' here, only in each item`, other);
 }
 
 const isTransactional = ({ manager, queryRunner, client }: EnqueueTransaction): boolean =>

@@ -38,6 +38,7 @@ export class Database {
   private readonly trouble = new ThrottledLog(this.logger);
   private readonly pool: Pool;
   private readonly prepared = new WeakSet<PoolClient>();
+  private readonly unsent = new WeakSet<object>();
   private opening: Promise<void> | undefined;
   private closed = false;
 
@@ -68,6 +69,7 @@ export class Database {
 
   /** Checks the server and the schema once. Repeated calls share the first; a failed one may be tried again. */
   open(): Promise<void> {
+    if (this.closed) return Promise.reject(this.refusal());
     this.opening ??= this.openOnce().catch((error: unknown) => {
       this.opening = undefined;
       throw error;
@@ -77,11 +79,8 @@ export class Database {
 
   private async openOnce(): Promise<void> {
     await assertServerFits(this.targets, this.options);
+    // Both on connections of their own, so that a boot which fails later leaves no session in the pool.
     await prepareSchema(this.targets.direct, this.schema, this.options);
-    const [missing] = await this.unchecked<{ count: number }>(
-      `SELECT ${this.schema.quoted}.ensure_partitions_v1(14) AS count`,
-    );
-    if (missing && missing.count > 0) this.logger.debug(`Made ${missing.count} partitions`);
   }
 
   /** Runs one statement. Conflicts (40001, 40P01) are repeated with growing pauses, other errors are not (R19). */
@@ -141,13 +140,8 @@ export class Database {
   }
 
   private async withClient<T>(work: (client: Client) => Promise<T>): Promise<T> {
-    if (this.closed) throw new NotRunningError('The lease module is shut down; its connections are closed');
-    const client = await this.pool.connect();
+    const client = await this.connect();
     try {
-      if (!this.prepared.has(client)) {
-        await this.prepare(client);
-        this.prepared.add(client);
-      }
       const result = await work(client);
       client.release();
       return result;
@@ -155,6 +149,32 @@ export class Database {
       client.release(isConnectionError(error));
       throw error;
     }
+  }
+
+  private async connect(): Promise<PoolClient> {
+    if (this.closed) throw this.refusal();
+    let client: PoolClient | undefined;
+    try {
+      client = await this.pool.connect();
+      if (!this.prepared.has(client)) {
+        await this.prepare(client);
+        this.prepared.add(client);
+      }
+      return client;
+    } catch (error) {
+      client?.release(true);
+      if (typeof error === 'object' && error !== null) this.unsent.add(error);
+      throw error;
+    }
+  }
+
+  /** Whether an error came before its statement was sent, for want of a connection: then nothing can have been written. */
+  wasNeverSent(error: unknown): boolean {
+    return typeof error === 'object' && error !== null && this.unsent.has(error);
+  }
+
+  private refusal(): NotRunningError {
+    return new NotRunningError('The lease module is shut down; its connections are closed');
   }
 
   private async prepare(client: PoolClient): Promise<void> {

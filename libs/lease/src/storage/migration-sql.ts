@@ -1,5 +1,6 @@
 import type { QueryRunner } from 'typeorm';
-import { MIGRATIONS_TABLE, leaseMigrations } from './migrations';
+import { createRecordSql, recordSql } from './migration-record.sql';
+import { leaseMigrations } from './migrations';
 import { Schema } from './schema';
 
 /**
@@ -11,10 +12,7 @@ export async function migrationSql(schema = 'leasehold', after?: string): Promis
   const out: string[] = ['BEGIN'];
   out.push(`SELECT pg_advisory_xact_lock(${new Schema(schema).lockKey('migrate')})`);
   out.push(`CREATE SCHEMA IF NOT EXISTS ${quoted}`);
-  out.push(
-    `CREATE TABLE IF NOT EXISTS ${quoted}."${MIGRATIONS_TABLE}" ` +
-      '("id" SERIAL PRIMARY KEY, "timestamp" bigint NOT NULL, "name" character varying NOT NULL)',
-  );
+  out.push(createRecordSql(quoted));
   const migrations = leaseMigrations(schema).map((Migration) => new Migration());
   const from = after === undefined ? 0 : migrations.findIndex((m) => m.name === after) + 1;
   if (after !== undefined && from === 0) {
@@ -28,10 +26,7 @@ export async function migrationSql(schema = 'leasehold', after?: string): Promis
       },
     };
     await migration.up(recorder as unknown as QueryRunner);
-    const timestamp = /\d{13}$/.exec(migration.name ?? '')?.[0];
-    out.push(
-      `INSERT INTO ${quoted}."${MIGRATIONS_TABLE}" ("timestamp", "name") VALUES (${timestamp}, '${migration.name}')`,
-    );
+    out.push(recordSql(quoted, migration));
   }
   out.push('COMMIT');
   return out.map((statement) => `${statement};\n`).join('\n');

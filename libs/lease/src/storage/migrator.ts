@@ -1,19 +1,22 @@
 import { Logger } from '@nestjs/common';
-import { Client, type ClientConfig } from 'pg';
-import { DataSource } from 'typeorm';
+import { Client, type ClientConfig, type QueryResultRow } from 'pg';
+import type { MigrationInterface, QueryRunner } from 'typeorm';
 import { SchemaError } from '../errors';
 import type { ResolvedOptions } from '../options/lease-options';
-import { SESSION_SETTINGS, ownTypes, startupOptions } from './connection';
-import { MIGRATIONS_TABLE, leaseMigrations } from './migrations';
+import { SESSION_SETTINGS, limitedQuery, ownTypes, startupOptions } from './connection';
+import { leaseMigrations } from './migrations';
+import { createRecordSql, recordSql, recordTable } from './migration-record.sql';
 import type { Schema } from './schema';
 
 /** Longer than any migration should take; a boot that waits for another's migration must not fail first. */
 const MIGRATION_LIMIT_MS = 120_000;
 
+type Run = <R extends QueryResultRow = QueryResultRow>(text: string, values?: unknown[]) => Promise<R[]>;
+
 /**
- * Makes sure that the schema is the one this code needs. With `migrate` it is created or updated, by one of any number of
- * instances that boot at once (a session advisory lock, held on a connection of its own; the others wait and find it done: F:J10).
- * A schema newer than this code is fine: functions carry versions, and the old ones stay through a rolling deploy.
+ * Makes sure that the schema is the one this code needs, and its partitions are ahead. With `migrate` it is created or updated, by one of any
+ * number of instances that boot at once (a session advisory lock; the others wait and find it done: F:J10). A schema newer than this
+ * code is fine: functions carry versions, and the old ones stay through a rolling deploy.
  */
 export async function prepareSchema(direct: ClientConfig, schema: Schema, options: ResolvedOptions): Promise<void> {
   const client = new Client({
@@ -26,62 +29,50 @@ export async function prepareSchema(direct: ClientConfig, schema: Schema, option
     ),
   });
   client.on('error', () => undefined);
-  await client.connect();
+  const run: Run = (text, values = []) => limitedQuery(client, { text, values }, MIGRATION_LIMIT_MS * 1.1);
   try {
-    if ((await pending(client, schema)).length === 0) return;
-    if (!options.migrate) {
-      const missing = await pending(client, schema);
+    await client.connect();
+    const missing = await pending(run, schema);
+    if (missing.length > 0 && !options.migrate) {
       throw new SchemaError(
-        `Schema ${schema.name} lacks ${missing.join(', ')}. Set migrate: true, run TypeORM's migration:run, ` +
+        `Schema ${schema.name} lacks ${missing.map(({ name }) => name).join(', ')}. Set migrate: true, run TypeORM's migration:run, ` +
           `or let your DBA run what 'npx leasehold migration-sql --schema ${schema.name}' prints`,
       );
     }
-    await client.query('SELECT pg_advisory_lock($1)', [schema.lockKey('migrate')]);
-    const missing = await pending(client, schema);
-    if (missing.length === 0) return;
-    const { rows } = await client.query<{ there: boolean }>('SELECT to_regnamespace($1) IS NOT NULL AS there', [
-      schema.quoted,
-    ]);
-    if (!rows[0]?.there) await client.query(`CREATE SCHEMA ${schema.quoted}`);
-    await runTypeOrm(direct, schema);
-    new Logger('Leasehold').log(`Schema ${schema.name} is up to date: ran ${missing.join(', ')}`);
+    if (missing.length > 0) await migrate(run, schema);
+    await run(`SELECT ${schema.quoted}.ensure_partitions_v1(14)`);
   } finally {
     await client.end().catch(() => undefined);
   }
 }
 
-/** Names of our migrations that the schema has not recorded. */
-async function pending(client: Client, schema: Schema): Promise<string[]> {
-  const names = leaseMigrations(schema.name).map((Migration) => new Migration().name ?? Migration.name);
-  const table = `${schema.quoted}."${MIGRATIONS_TABLE}"`;
-  const { rows } = await client.query<{ there: boolean }>('SELECT to_regclass($1) IS NOT NULL AS there', [table]);
-  if (!rows[0]?.there) return names;
-  const done = await client.query<{ name: string }>(`SELECT name FROM ${table}`);
-  return names.filter((name) => !done.rows.some((row) => row.name === name));
+/**
+ * Runs the migrations as TypeORM would, each in a transaction and recorded in its table, but under a lock that comes first, and for
+ * schema names that TypeORM does not take (with a dot or a quote in them).
+ */
+async function migrate(run: Run, schema: Schema): Promise<void> {
+  await run('SELECT pg_advisory_lock($1)', [schema.lockKey('migrate')]);
+  const missing = await pending(run, schema);
+  if (missing.length === 0) return;
+  const [found] = await run<{ there: boolean }>('SELECT to_regnamespace($1) IS NOT NULL AS there', [schema.quoted]);
+  if (!found?.there) await run(`CREATE SCHEMA ${schema.quoted}`);
+  await run(createRecordSql(schema.quoted));
+  for (const migration of missing) {
+    await run('BEGIN');
+    await migration.up({ query: run } as unknown as QueryRunner);
+    await run(recordSql(schema.quoted, migration));
+    await run('COMMIT');
+  }
+  const names = missing.map(({ name }) => name).join(', ');
+  new Logger('Leasehold').log(`Schema ${schema.name} is up to date: ran ${names}`);
 }
 
-async function runTypeOrm(direct: ClientConfig, schema: Schema): Promise<void> {
-  const source = new DataSource({
-    type: 'postgres',
-    ...(direct.connectionString ? { url: direct.connectionString } : {}),
-    ...(direct.host === undefined ? {} : { host: direct.host }),
-    ...(direct.port === undefined ? {} : { port: Number(direct.port) }),
-    ...(direct.user === undefined ? {} : { username: direct.user }),
-    ...(direct.password === undefined ? {} : { password: direct.password as string }),
-    ...(direct.database === undefined ? {} : { database: direct.database }),
-    ssl: direct.ssl as boolean | undefined,
-    schema: schema.name,
-    migrations: leaseMigrations(schema.name),
-    migrationsTableName: MIGRATIONS_TABLE,
-    migrationsTransactionMode: 'each',
-    installExtensions: false,
-    applicationName: 'leasehold migrations',
-    extra: { max: 1, options: startupOptions(SESSION_SETTINGS, direct.options) },
-  });
-  await source.initialize();
-  try {
-    await source.runMigrations();
-  } finally {
-    await source.destroy();
-  }
+/** Our migrations that the schema has not recorded. */
+async function pending(run: Run, schema: Schema): Promise<MigrationInterface[]> {
+  const migrations = leaseMigrations(schema.name).map((Migration) => new Migration());
+  const table = recordTable(schema.quoted);
+  const [found] = await run<{ there: boolean }>('SELECT to_regclass($1) IS NOT NULL AS there', [table]);
+  if (!found?.there) return migrations;
+  const done = await run<{ name: string }>(`SELECT name FROM ${table}`);
+  return migrations.filter(({ name }) => !done.some((row) => row.name === name));
 }

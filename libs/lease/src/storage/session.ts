@@ -22,6 +22,7 @@ export class Session {
   private readonly ending = new AbortController();
   private running: Promise<void> | undefined;
   private isUp = false;
+  private last: Promise<unknown> = Promise.resolve();
 
   constructor(
     private readonly config: () => ClientConfig,
@@ -57,13 +58,19 @@ export class Session {
     if (this.client) destroy(this.client);
   }
 
-  async query<R extends QueryResultRow>(
+  query<R extends QueryResultRow>(
     text: string,
     values: unknown[] = [],
     timeoutMs = this.timeoutMs,
   ): Promise<R[]> {
-    if (!this.client) throw new Error('connection is down');
-    return limitedQuery<R>(this.client, { text, values }, timeoutMs);
+    // One at a time, so that each has its whole limit to itself.
+    const before = this.last;
+    const answer = before.then(() => {
+      if (!this.client) throw new Error('connection is down');
+      return limitedQuery<R>(this.client, { text, values }, timeoutMs);
+    });
+    this.last = answer.catch(() => undefined);
+    return answer;
   }
 
   private async run(): Promise<void> {
@@ -75,7 +82,7 @@ export class Session {
         failures = wasUp && monotonicMs() - startedAt > 1000 ? 0 : failures + 1;
       } catch (error) {
         failures++;
-        this.hooks.onTrouble?.(error as Error);
+        if (!this.ending.signal.aborted) this.hooks.onTrouble?.(error as Error);
       }
       if (failures > 0) await sleep(backoffMs(failures), this.ending.signal);
     }

@@ -6,9 +6,9 @@ const codeOf = (error: unknown): string =>
 /** A write conflict: nothing happened, the same statement may be repeated (R19). */
 export const isConflict = (error: unknown): boolean => ['40001', '40P01'].includes(codeOf(error));
 
-/** No partition of `finished` covers this moment. */
+/** No partition of `finished` covers this moment. A CHECK that was broken has the same code, and its constraint's name. */
 export const isPartitionMissing = (error: unknown): boolean =>
-  codeOf(error) === '23514' && error instanceof Error && error.message.includes('no partition of relation');
+  codeOf(error) === '23514' && (error as { constraint?: string }).constraint === undefined;
 
 /** The schema, a table or a function of ours is not there. */
 export const isSchemaMissing = (error: unknown): boolean => ['3F000', '42P01', '42883'].includes(codeOf(error));

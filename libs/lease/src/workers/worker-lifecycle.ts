@@ -2,7 +2,7 @@ import { Injectable, Logger } from '@nestjs/common';
 import { Dispatcher } from '../claim/dispatcher';
 import { Exchange } from '../claim/exchange';
 import { HeldLeases } from '../claim/held-leases';
-import { StoreNotExclusiveError } from '../errors';
+import { NotRunningError, StoreNotExclusiveError } from '../errors';
 import { LeaseEvents } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
@@ -40,6 +40,7 @@ export class WorkerLifecycle {
   private readonly logger = new Logger('Leasehold');
   private readonly trouble = new ThrottledLog(this.logger);
   private state: State = 'idle';
+  private starting: Promise<void> | undefined;
   private draining: Promise<void> | undefined;
   private closing = false;
   private readonly ending = new AbortController();
@@ -57,11 +58,22 @@ export class WorkerLifecycle {
   ) {}
 
   /**
-   * Registers, proves an exclusive store, and begins to claim. Called when the whole application has started; call it by hand only after
-   * `drain()` was never called.
+   * Registers, proves an exclusive store, and begins to claim. Called when the whole application has started. Further calls wait for the
+   * first, unless that failed.
+   * @throws NotRunningError after `drain()`: what is shut down is not started again
    */
-  async start(): Promise<void> {
-    if (this.state !== 'idle' || this.options.role === 'producer') return;
+  start(): Promise<void> {
+    if (this.draining)
+      return Promise.reject(new NotRunningError('The lease module is shut down; start a new application'));
+    this.starting ??= this.startOnce().catch((error: unknown) => {
+      this.starting = undefined;
+      throw error;
+    });
+    return this.starting;
+  }
+
+  private async startOnce(): Promise<void> {
+    if (this.options.role === 'producer') return;
     this.state = 'starting';
     const { session, leader, rescueLoop, rescue } = this.parts;
     try {
@@ -94,6 +106,7 @@ export class WorkerLifecycle {
   }
 
   private async drainOnce(): Promise<void> {
+    await this.endStart();
     const began = this.state;
     this.state = 'draining';
     this.ending.abort();
@@ -126,6 +139,15 @@ export class WorkerLifecycle {
       .then(() => this.signOff(id));
   }
 
+  /** A start on its way is let to its end, which is near; one that waits for an absent database is given up. */
+  private async endStart(): Promise<void> {
+    const { starting } = this;
+    if (!starting) return;
+    const ended = starting.catch(() => undefined);
+    if (!(await within(this.options.connection.queryTimeoutMs, ended))) await this.heartbeat.stop();
+    await ended;
+  }
+
   private async signOff(id: string | undefined): Promise<void> {
     this.exchange.stop();
     if (id !== undefined && (await this.quietly('sign off', () => this.workers.stopped(id))) === false) {
@@ -137,7 +159,10 @@ export class WorkerLifecycle {
     if (this.closing) await this.database.close();
   }
 
-  /** The last connections; after everybody else's shutdown hooks could still enqueue. With handlers still running: when they end. */
+  /**
+   * Closes the last connections; other modules' hooks could enqueue up to their `beforeApplicationShutdown`. With handlers still running,
+   * the connections stay until these end.
+   */
   async close(): Promise<void> {
     await this.drain();
     this.closing = true;

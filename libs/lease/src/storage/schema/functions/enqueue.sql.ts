@@ -2,7 +2,7 @@
  * Enqueues any number of jobs from one JSON parameter and returns their ids in the order given, as text. Locks no existing
  * row. Each element: { queue, kind, payload, priority?, maxAttempts, maxCrashes, maxReleases, deadlineMs?, deadlineFrom,
  * backoff?, tags?, runAt? | delayMs? }. A queue's own deadline outranks one that comes from the module (`deadlineFrom` = 'module').
- * Whether a job is due is decided by this server's clock.
+ * Whether a job is due is decided by this server's clock. A payload of JSON's null arrives as SQL's, and is stored as JSON's.
  */
 export const enqueueSql = (s: string): string => `
 CREATE FUNCTION ${s}.enqueue_v1(p_jobs json) RETURNS text[] LANGUAGE plpgsql AS $$
@@ -20,7 +20,7 @@ BEGIN
       "runAt" timestamptz, "delayMs" bigint)
   ), j AS (
     INSERT INTO ${s}.jobs (id, queue, kind, payload, priority, max_attempts, max_crashes, max_releases, deadline_ms, backoff, tags)
-    SELECT i.id, i.queue, i.kind, i.payload, coalesce(i.priority, 0), i."maxAttempts", i."maxCrashes", i."maxReleases",
+    SELECT i.id, i.queue, i.kind, coalesce(i.payload, 'null'), coalesce(i.priority, 0), i."maxAttempts", i."maxCrashes", i."maxReleases",
            CASE WHEN i."deadlineFrom" = 'module' AND q.deadline_ms IS NOT NULL THEN nullif(q.deadline_ms, 0) ELSE i."deadlineMs" END,
            i.backoff, i.tags
     FROM i LEFT JOIN ${s}.queues q ON q.name = i.queue

@@ -61,7 +61,7 @@ BEGIN
       CASE WHEN d.event IN ('fail', 'fatal', 'complete', 'deadline') THEN d.attempt ELSE greatest(d.attempt - 1, 0) END AS new_attempt,
       CASE WHEN d.event = 'crash' THEN
              -- Short of a conviction the last crash never counts: the job goes on as a suspect and is tried alone.
-             CASE WHEN d.convicted THEN d.crashes + 1 ELSE least(d.crashes + 1, greatest(j.max_crashes - 1, 0)) END
+             least(least(d.crashes, 2147483646) + 1, CASE WHEN d.convicted THEN 2147483647 ELSE greatest(j.max_crashes, 1) - 1 END)
            WHEN d.event IN ('fail', 'fatal', 'complete', 'snooze', 'stopped') THEN 0
            ELSE d.crashes END AS new_crashes,
       d.releases + CASE WHEN d.event IN ('release', 'lostdrain') AND d.releases < 2147483647 THEN 1 ELSE 0 END AS new_releases,
@@ -76,7 +76,7 @@ BEGIN
       CASE WHEN d.event IN ('fail', 'deadline') AND d.attempt >= j.max_attempts THEN
              format(' (attempt %s of %s)', d.attempt, j.max_attempts)
            WHEN d.convicted THEN
-             format(' (crashed its worker %s times, the last time running alone; maxCrashes %s)', d.crashes + 1, j.max_crashes)
+             format(' (crashed its worker %s times, the last time running alone; maxCrashes %s)', d.crashes::bigint + 1, j.max_crashes)
            WHEN d.event IN ('release', 'lostdrain') AND d.releases >= j.max_releases THEN
              format(' (released %s times; maxReleases %s)', d.releases, j.max_releases)
            WHEN d.event = 'fatal' THEN '' END AS spent
@@ -89,7 +89,7 @@ BEGIN
            WHEN b.pause_requested THEN 'paused'
            WHEN b.event IN ('fail', 'deadline', 'snooze') THEN 'scheduled'
            ELSE 'ready' END AS new_place,
-      b.new_crashes + 1 >= b.max_crashes AS new_suspect,
+      b.new_crashes::bigint + 1 >= b.max_crashes AS new_suspect,
       -- Full jitter above the base. The exponent is clamped first (2^40 times a day still fits a double), then the delay.
       v_now + interval '1 ms' * coalesce(b.delay_ms, base.ms + random() * (least(max.ms, base.ms * 2 ^ least(b.attempt, 40)) - base.ms)) AS run_at
     FROM b

@@ -1,3 +1,5 @@
+import { MAX_DELAY_MS } from '../../../errors';
+
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
  *
@@ -108,7 +110,8 @@ const takeSql = (s: string): string => `, j AS MATERIALIZED (
         RETURNING r.*
       ), m AS MATERIALIZED (
         SELECT d.*, nextval('${s.replaceAll("'", "''")}.tokens') AS token, clock_timestamp() AS claimed_at,
-          j.payload, j.deadline_ms, j.max_attempts, j.created_at, j.tags,
+          -- Whatever was written into these numbers by hand: one row that overflows would stop its whole lane.
+          j.payload, least(j.deadline_ms, ${MAX_DELAY_MS}) AS deadline_ms, j.max_attempts, j.created_at, j.tags,
           least(d.attempt, 2147483646) + 1 AS new_attempt
         FROM d JOIN j ON j.id = d.job_id
       ), u AS (
