@@ -7,3 +7,4 @@ export * from './tcp-proxy';
 export * from './test-database';
 export * from './lease-app';
 export * from './fleet';
+export * from './on-server';

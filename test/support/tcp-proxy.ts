@@ -30,7 +30,7 @@ export class TcpProxy {
 
   private constructor(
     private readonly listener: Server,
-    private readonly target: { host: string; port: number },
+    private target: { host: string; port: number },
   ) {
     this.port = (listener.address() as AddressInfo).port;
     listener.on('connection', (client) => this.accept(client));
@@ -125,6 +125,12 @@ export class TcpProxy {
   }
 
   /** Ends everything; the port is free afterwards. */
+  /** New connections go to this URL's server from here on, as behind an address that has moved. */
+  retarget(url: string): void {
+    const { hostname, port } = new URL(url);
+    this.target = { host: hostname, port: Number(port) };
+  }
+
   async close(): Promise<void> {
     const closed = new Promise<void>((resolve) => this.listener.close(() => resolve()));
     this.cut();
