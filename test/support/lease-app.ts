@@ -1,6 +1,6 @@
 import { type INestApplicationContext, type ModuleMetadata, Module, type Provider, type Type } from '@nestjs/common';
-import { NestFactory } from '@nestjs/core';
-import { ScheduleModule } from '@nestjs/schedule';
+import { ScheduleModule, SchedulerRegistry } from '@nestjs/schedule';
+import { Test } from '@nestjs/testing';
 import {
   ClaimService,
   HeartbeatService,
@@ -67,7 +67,14 @@ const open = new Set<LeaseApp>();
 
 /** A Nest application with the lease module on this database, started. Closed after the test at the latest. */
 export async function startLeaseApp(db: Pick<TestDatabase, 'url'>, settings: AppSettings = {}): Promise<LeaseApp> {
-  const app = await NestFactory.createApplicationContext(rootModule(db, settings), { logger: false, abortOnError: false });
+  const app = await Test.createTestingModule({ imports: [rootModule(db, settings)] }).compile();
+  try {
+    await app.init();
+  } catch (error) {
+    // Nest runs no stop hooks after a failed start, and the process of a real application ends. This one goes on.
+    for (const job of app.get(SchedulerRegistry).getCronJobs().values()) void job.stop();
+    throw error;
+  }
   const events: LeaseEvent[] = [];
   app.get(LeaseEvents).stream.subscribe((event) => events.push(event));
   const leaseApp: LeaseApp = {

@@ -67,7 +67,9 @@ export class Dispatcher implements Claimer {
   /** Ends the polling too, and gives back whatever has not started. */
   async stop(): Promise<void> {
     this.close();
-    clearInterval(this.housekeeping);
+    // Handlers that ignore a drain's abort are still counted, for as long as they run.
+    this.housekeeping?.unref();
+    void this.allEnded().then(() => clearInterval(this.housekeeping));
     await this.lanes.stop();
     this.giveBack(Infinity);
     this.exchange.setClaimer(undefined);
