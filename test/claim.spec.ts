@@ -15,7 +15,10 @@ afterEach(async () => {
 describe('claiming', () => {
   it('R1 of many rivals exactly one gets each job', async () => {
     const workers = await Promise.all(Array.from({ length: 4 }, () => startHandWorker(db, ['a'])));
-    const ids = await workers[0]!.jobs.enqueueMany('a', Array.from({ length: 400 }, (_, i) => ({ i })));
+    const ids = await workers[0]!.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 400 }, (_, i) => ({ i })),
+    );
     const claimed: string[] = [];
     const claim = async (worker: (typeof workers)[number]): Promise<void> => {
       for (;;) {
@@ -38,7 +41,12 @@ describe('claiming', () => {
     const before = await db.now();
     const [claimed] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
     const row = await worker.jobs.get(id);
-    expect(row).toMatchObject({ state: 'running', attempt: 1, workerId: worker.workers.currentId, token: claimed!.job.token });
+    expect(row).toMatchObject({
+      state: 'running',
+      attempt: 1,
+      workerId: worker.workers.currentId,
+      token: claimed!.job.token,
+    });
     expect(row.deadlineAt!.getTime() - row.claimedAt!.getTime()).toBe(90_000);
     expect(row.claimedAt!.getTime()).toBeGreaterThanOrEqual(before.getTime());
     expect(row.leaseExpiresAt!.getTime()).toBeGreaterThan(before.getTime());
@@ -50,7 +58,9 @@ describe('claiming', () => {
 
   it('R2 the deadline comes from the job, else the kind, else the queue, else the module', async () => {
     const worker = await startHandWorker(db, ['a'], { options: { deadline: '7m' } });
-    await db.query(`INSERT INTO ${S}.queues (name, deadline_ms) VALUES ('slow', 1000), ('free', 0) ON CONFLICT DO NOTHING`);
+    await db.query(
+      `INSERT INTO ${S}.queues (name, deadline_ms) VALUES ('slow', 1000), ('free', 0) ON CONFLICT DO NOTHING`,
+    );
     const deadlineOf = async (id: string): Promise<string | null> =>
       (await db.one<{ ms: string | null }>(`SELECT deadline_ms::text AS ms FROM ${S}.jobs WHERE id = $1`, [id])).ms;
     expect(await deadlineOf(await worker.jobs.enqueue('a', {}))).toBe('420000');
@@ -80,7 +90,9 @@ describe('claiming', () => {
 
   it('R3 a paused queue, a full kind and kinds of others at the head block nobody', async () => {
     const worker = await startHandWorker(db, ['a']);
-    await db.query(`INSERT INTO ${S}.queues (name, paused) VALUES ('paused', true) ON CONFLICT (name) DO UPDATE SET paused = true`);
+    await db.query(
+      `INSERT INTO ${S}.queues (name, paused) VALUES ('paused', true) ON CONFLICT (name) DO UPDATE SET paused = true`,
+    );
     await worker.jobs.enqueueMany([
       { handler: 'a', payload: 1, queue: 'paused', priority: -9 },
       { handler: 'foreign', payload: 2, priority: -9 },
@@ -104,16 +116,28 @@ describe('claiming', () => {
   it('F:F1 never more than asked, under forced nested loops and stale statistics, beside rivals', async () => {
     const worker = await startHandWorker(db, ['a', 'b']);
     await db.query(`ALTER TABLE ${S}.ready SET (autovacuum_enabled = off)`);
-    await worker.jobs.enqueueMany('a', Array.from({ length: 3000 }, (_, i) => i));
-    await worker.jobs.enqueueMany('b', Array.from({ length: 3000 }, (_, i) => i));
+    await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 3000 }, (_, i) => i),
+    );
+    await worker.jobs.enqueueMany(
+      'b',
+      Array.from({ length: 3000 }, (_, i) => i),
+    );
     await db.query(`ANALYZE ${S}.ready`);
     await db.query(`DELETE FROM ${S}.ready WHERE position % 3 <> 0`); // Statistics now lie by a factor of three.
     const clients = await Promise.all(Array.from({ length: 6 }, () => db.client()));
     const counts: number[] = [];
     await Promise.all(
       clients.map(async (client, i) => {
+        // As our own connections are, whatever the database's default.
+        await client.query("SET default_transaction_isolation = 'read committed'");
         // Inside the function some of these are pinned; from here they rule the rest.
-        for (const name of [['enable_material', 'enable_hashagg'], ['enable_sort', 'enable_memoize'], ['enable_indexscan', 'enable_tidscan']][i % 3]!) {
+        for (const name of [
+          ['enable_material', 'enable_hashagg'],
+          ['enable_sort', 'enable_memoize'],
+          ['enable_indexscan', 'enable_tidscan'],
+        ][i % 3]!) {
           await client.query(`SET ${name} = off`);
         }
         for (let n = 0; n < 60; n++) {
@@ -141,7 +165,11 @@ describe('claiming', () => {
     const worker = await startHandWorker(db, ['a'], { options: { claim: { maxBytes: 1000 } } });
     await worker.jobs.enqueueMany('a', ['x'.repeat(5000), 'y'.repeat(400), 'z'.repeat(400), 'w'.repeat(400)]);
     const sizes: number[] = [];
-    for (let got = await worker.claims.claim({ kinds: ['a'], limit: 10 }); got.length > 0; got = await worker.claims.claim({ kinds: ['a'], limit: 10 })) {
+    for (
+      let got = await worker.claims.claim({ kinds: ['a'], limit: 10 });
+      got.length > 0;
+      got = await worker.claims.claim({ kinds: ['a'], limit: 10 })
+    ) {
       sizes.push(got.length);
       for (const { job } of got) await worker.settle.complete(job);
     }
@@ -153,7 +181,9 @@ describe('claiming', () => {
     await worker.jobs.enqueue('a', {});
     await db.query(`UPDATE ${S}.workers SET state = 'draining' WHERE id = $1`, [worker.workers.currentId]);
     await expect(worker.claims.claim({ kinds: ['a'], limit: 1 })).rejects.toThrow(/does not hold worker/);
-    expect(await db.one(`SELECT count(*)::int AS n FROM ${S}.leases WHERE worker_id = $1`, [worker.workers.currentId])).toEqual({ n: 0 });
+    expect(
+      await db.one(`SELECT count(*)::int AS n FROM ${S}.leases WHERE worker_id = $1`, [worker.workers.currentId]),
+    ).toEqual({ n: 0 });
   });
 
   it('claiming by hand needs a registration', async () => {
@@ -166,10 +196,11 @@ describe('claiming', () => {
     const worker = await startHandWorker(db, ['a']);
     const [first, second] = await worker.jobs.enqueueMany('a', [1, 2]);
     const [claimed] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
-    const [row] = await db.query<{ place: string }>(
-      `SELECT place FROM ${S}.move_v1($1::json, false)`,
-      [JSON.stringify([{ job: claimed!.job.id, token: claimed!.job.token, worker: claimed!.job.workerId, event: 'giveback' }])],
-    );
+    const [row] = await db.query<{ place: string }>(`SELECT place FROM ${S}.move_v1($1::json, false)`, [
+      JSON.stringify([
+        { job: claimed!.job.id, token: claimed!.job.token, worker: claimed!.job.workerId, event: 'giveback' },
+      ]),
+    ]);
     expect(row?.place).toBe('ready');
     const got = await worker.claims.claim({ kinds: ['a'], limit: 2 });
     expect(got.map(({ job }) => [job.id, job.attempt])).toEqual([
@@ -182,7 +213,10 @@ describe('claiming', () => {
 
   it('the hot statements use the indexes they are meant to', async () => {
     const worker = await startHandWorker(db, ['a']);
-    await worker.jobs.enqueueMany('a', Array.from({ length: 20_000 }, (_, i) => i));
+    await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 20_000 }, (_, i) => i),
+    );
     await db.query('SELECT pg_stat_force_next_flush()').catch(() => undefined);
     const scans = async (): Promise<Record<string, number>> => {
       const rows = await db.query<{ relname: string; n: string }>(
@@ -193,12 +227,15 @@ describe('claiming', () => {
     // Counters arrive late: take a reading that has stopped moving.
     const settled = async (): Promise<Record<string, number>> => {
       let last = '';
-      return eventually(async () => {
-        const now = await scans();
-        const same = JSON.stringify(now) === last;
-        last = JSON.stringify(now);
-        return same && now;
-      }, { everyMs: 1200 });
+      return eventually(
+        async () => {
+          const now = await scans();
+          const same = JSON.stringify(now) === last;
+          last = JSON.stringify(now);
+          return same && now;
+        },
+        { everyMs: 1200 },
+      );
     };
     const before = await settled();
     const client = await db.client();

@@ -1,5 +1,13 @@
 import { type Handler, type Job, JobHandler, type Lease } from '@leasehold/nestjs';
-import { type LeaseApp, RowGate, type TestDatabase, createTestDatabase, eventually, startLeaseApp, startWorkerProcess } from './support';
+import {
+  type LeaseApp,
+  RowGate,
+  type TestDatabase,
+  createTestDatabase,
+  eventually,
+  startLeaseApp,
+  startWorkerProcess,
+} from './support';
 
 let db: TestDatabase;
 let api: LeaseApp;
@@ -110,10 +118,17 @@ describe('a drain', () => {
     const ids = await api.jobs.enqueueMany(Quick, [{}, {}, {}]);
     await gate.untilWaiting();
     const closing = app.close();
-    await eventually(async () => (await api.workers.list()).some(({ id, state: s }) => id === app.events.find((e) => e.type === 'worker.registered')?.workerId && s === 'draining') || app.events.some(({ type }) => type === 'worker.draining'));
+    await eventually(
+      async () =>
+        (await api.workers.list()).some(
+          ({ id, state: s }) =>
+            id === app.events.find((e) => e.type === 'worker.registered')?.workerId && s === 'draining',
+        ) || app.events.some(({ type }) => type === 'worker.draining'),
+    );
     await gate.release();
     await closing;
-    for (const id of ids) expect(await api.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, releases: 0, runs: [] });
+    for (const id of ids)
+      expect(await api.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, releases: 0, runs: [] });
     expect(Quick.bodies).toBe(0);
     expect(await db.query(`SELECT FROM ${S}.leases`)).toEqual([]);
     await db.query(`DELETE FROM ${S}.ready`);
@@ -129,7 +144,10 @@ describe('a drain', () => {
         lease.signal.throwIfAborted();
       }
     }
-    const app = await startLeaseApp(db, { handlers: [Listens], options: { shutdown: { timeout: '200ms', grace: '2s' } } });
+    const app = await startLeaseApp(db, {
+      handlers: [Listens],
+      options: { shutdown: { timeout: '200ms', grace: '2s' } },
+    });
     const id = await api.jobs.enqueue(Listens, {});
     await eventually(() => Listens.started);
     const closing = app.close();

@@ -19,9 +19,12 @@ beforeAll(async () => {
   db = await createTestDatabase({ name: 'heartbeat' });
 });
 afterAll(() => db.drop());
-afterEach(() => db.query(`WITH r AS (DELETE FROM ${S}.ready), w AS (DELETE FROM ${S}.waiting) DELETE FROM ${S}.leases`));
+afterEach(() =>
+  db.query(`WITH r AS (DELETE FROM ${S}.ready), w AS (DELETE FROM ${S}.waiting) DELETE FROM ${S}.leases`),
+);
 
-const claimAll = async (worker: LeaseApp, limit: number) => (await worker.claims.claim({ kinds: ['a'], limit })).map(({ job, signal }) => ({ job, signal }));
+const claimAll = async (worker: LeaseApp, limit: number) =>
+  (await worker.claims.claim({ kinds: ['a'], limit })).map(({ job, signal }) => ({ job, signal }));
 
 describe('renewal', () => {
   it('R4 every worker is renewed, not only the leader, and the job leases with it', async () => {
@@ -37,14 +40,19 @@ describe('renewal', () => {
 
   it('R4 1 200 leases are attested in chunks that together cover all tokens: none unknown, none gone', async () => {
     const worker = await startHandWorker(db, ['a']);
-    await worker.jobs.enqueueMany('a', Array.from({ length: 1300 }, (_, i) => i));
+    await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 1300 }, (_, i) => i),
+    );
     const claimed = [...(await claimAll(worker, 700)), ...(await claimAll(worker, 500))];
     expect(claimed).toHaveLength(1200);
     expect(await worker.heartbeat.renew()).toEqual({ gone: [], stops: [], unknown: [] });
     // One in the first chunk, one in the last: moved away behind the worker's back.
     const taken = [claimed[3]!, claimed[1150]!];
     await db.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [
-      JSON.stringify(taken.map(({ job }) => ({ job: job.id, token: job.token, worker: job.workerId, event: 'return' }))),
+      JSON.stringify(
+        taken.map(({ job }) => ({ job: job.id, token: job.token, worker: job.workerId, event: 'return' })),
+      ),
     ]);
     // And a lease that the worker does not know, between two that it does, and of an earlier claim.
     await db.query(
@@ -52,30 +60,47 @@ describe('renewal', () => {
          false, false, worker_id, queue, kind FROM ${S}.leases LIMIT 1`,
       [taken[0]!.job.token],
     );
-    await db.query(`INSERT INTO ${S}.jobs (id, max_attempts, max_crashes, max_releases, priority, queue, kind, payload) VALUES (0, 1, 3, 1, 0, 'q', 'a', '1')`);
+    await db.query(
+      `INSERT INTO ${S}.jobs (id, max_attempts, max_crashes, max_releases, priority, queue, kind, payload) VALUES (0, 1, 3, 1, 0, 'q', 'a', '1')`,
+    );
     const result = await worker.heartbeat.renew();
     expect(result.gone.map(([id]) => id).sort()).toEqual(taken.map(({ job }) => job.id).sort());
     expect(result.unknown).toEqual([['0', taken[0]!.job.token]]);
-    for (const { signal } of taken) expect(signal.reason).toMatchObject({ code: 'JOB_INTERRUPTED', reason: 'lease-lost' });
+    for (const { signal } of taken)
+      expect(signal.reason).toMatchObject({ code: 'JOB_INTERRUPTED', reason: 'lease-lost' });
     expect(claimed.filter(({ signal }) => signal.aborted)).toHaveLength(2);
     await eventually(async () => (await worker.jobs.get('0')).state === 'ready');
   });
 
   it('R5 F:B4 an exhausted pool starves neither the beat nor its attestation', async () => {
-    const worker = await startHandWorker(db, ['a'], { options: { role: 'producer', connection: { url: db.url, poolMax: 2 } } });
+    const worker = await startHandWorker(db, ['a'], {
+      options: { role: 'producer', connection: { url: db.url, poolMax: 2 } },
+    });
     await worker.jobs.enqueue('a', {});
     const [claimed] = await claimAll(worker, 1);
     // Both connections of the pool hang at a lock for longer than a TTL.
     const gate = await RowGate.hold(db, `SELECT FROM ${S}.leases WHERE job_id = $1 FOR UPDATE`, [claimed!.job.id]);
-    const hanging = [worker.settle.complete(claimed!.job), worker.claims.claim({ kinds: ['a'], limit: 1 }).catch(() => [])];
+    const hanging = [
+      worker.settle.complete(claimed!.job),
+      worker.claims.claim({ kinds: ['a'], limit: 1 }).catch(() => []),
+    ];
     await gate.untilWaiting();
     const before = await worker.heartbeat.silentMs;
     await eventually(
       async () =>
-        (await db.one<{ old: boolean }>(`SELECT clock_timestamp() - started_at > interval '3.5 s' AS old FROM ${S}.workers WHERE id = $1`, [worker.workers.currentId])).old,
+        (
+          await db.one<{ old: boolean }>(
+            `SELECT clock_timestamp() - started_at > interval '3.5 s' AS old FROM ${S}.workers WHERE id = $1`,
+            [worker.workers.currentId],
+          )
+        ).old,
     );
     expect(before).toBeLessThan(3000);
-    expect(await db.one(`SELECT state, expires_at > clock_timestamp() AS live FROM ${S}.workers WHERE id = $1`, [worker.workers.currentId])).toEqual({
+    expect(
+      await db.one(`SELECT state, expires_at > clock_timestamp() AS live FROM ${S}.workers WHERE id = $1`, [
+        worker.workers.currentId,
+      ]),
+    ).toEqual({
       state: 'live',
       live: true,
     });
@@ -84,7 +109,9 @@ describe('renewal', () => {
   });
 
   it('R6 an id belongs to one registration', async () => {
-    const apps = await Promise.all([1, 2, 3].map(() => startHandWorker(db, ['a'], { options: { role: 'producer', workerName: 'same' } })));
+    const apps = await Promise.all(
+      [1, 2, 3].map(() => startHandWorker(db, ['a'], { options: { role: 'producer', workerName: 'same' } })),
+    );
     const ids = apps.map(({ workers }) => workers.currentId);
     expect(new Set(ids).size).toBe(3);
     for (const id of ids) expect(id).toMatch(new RegExp(`^same-${process.pid}-[0-9a-f]{10}$`));
@@ -111,19 +138,22 @@ describe('stop requests', () => {
   it.each([
     ['cancel', 'cancelled', 'cancelled', 'cancelled'],
     ['pause', 'paused', 'paused', 'paused'],
-  ])('a %s request reaches the handler by a beat, with its reason, and decides where the job goes', async (request, reason, state, outcome) => {
-    const app = await startLeaseApp(db, { handlers: [Listening] });
-    const id = await app.jobs.enqueue(Listening, { then: 'throw' });
-    const lease = await runningLease(id);
-    await db.query(`UPDATE ${S}.leases SET ${request}_requested = true WHERE job_id = $1`, [id]);
-    await eventually(() => lease.signal.aborted);
-    expect(lease.signal.reason).toMatchObject({ reason });
-    expect(() => lease.assertHeld()).toThrow(/was (cancelled|paused)/);
-    await eventually(async () => (await app.jobs.get(id)).state === state, { state: () => app.jobs.get(id) });
-    const job = await app.jobs.get(id);
-    expect(job.outcome ?? job.runs![0]!.outcome).toBe(outcome);
-    expect(job.attempt).toBe(state === 'paused' ? 0 : 1);
-  });
+  ])(
+    'a %s request reaches the handler by a beat, with its reason, and decides where the job goes',
+    async (request, reason, state, outcome) => {
+      const app = await startLeaseApp(db, { handlers: [Listening] });
+      const id = await app.jobs.enqueue(Listening, { then: 'throw' });
+      const lease = await runningLease(id);
+      await db.query(`UPDATE ${S}.leases SET ${request}_requested = true WHERE job_id = $1`, [id]);
+      await eventually(() => lease.signal.aborted);
+      expect(lease.signal.reason).toMatchObject({ reason });
+      expect(() => lease.assertHeld()).toThrow(/was (cancelled|paused)/);
+      await eventually(async () => (await app.jobs.get(id)).state === state, { state: () => app.jobs.get(id) });
+      const job = await app.jobs.get(id);
+      expect(job.outcome ?? job.runs![0]!.outcome).toBe(outcome);
+      expect(job.attempt).toBe(state === 'paused' ? 0 : 1);
+    },
+  );
 
   it('a success that meets a cancel request wins', async () => {
     const app = await startLeaseApp(db, { handlers: [Listening] });
@@ -147,7 +177,12 @@ describe('stop requests', () => {
     const next = await runningLease(id); // The same worker claims it anew, under another token.
     expect(BigInt(next.token)).toBeGreaterThan(BigInt(lease.token));
     await eventually(() => app.events.some((event) => event.type === 'job.refused' && event.token === lease.token));
-    expect(await app.jobs.get(id)).toMatchObject({ state: 'running', attempt: 1, crashes: 1, runs: [{ outcome: 'dead' }] });
+    expect(await app.jobs.get(id)).toMatchObject({
+      state: 'running',
+      attempt: 1,
+      crashes: 1,
+      runs: [{ outcome: 'dead' }],
+    });
     await db.query(`UPDATE ${S}.leases SET cancel_requested = true WHERE job_id = $1`, [id]);
   });
 
@@ -165,7 +200,10 @@ describe('stop requests', () => {
     const app = await startLeaseApp(db, { handlers: [Deaf] });
     const id = await app.jobs.enqueue(Deaf, {}, { deadline: '300ms', maxAttempts: 2 });
     await eventually(async () => (await app.jobs.get(id)).state === 'scheduled', { state: () => app.jobs.get(id) });
-    expect(await app.jobs.get(id)).toMatchObject({ attempt: 1, runs: [{ outcome: 'dead', error: { message: 'hard deadline exceeded' } }] });
+    expect(await app.jobs.get(id)).toMatchObject({
+      attempt: 1,
+      runs: [{ outcome: 'dead', error: { message: 'hard deadline exceeded' } }],
+    });
     await eventually(async () => (await app.workers.get(app.workers.currentId))!.stuck === 1);
     await db.query(`UPDATE ${S}.waiting SET run_at = clock_timestamp() WHERE job_id = $1`, [id]);
     await eventually(async () => (await app.jobs.get(id)).state === 'ready');
@@ -188,17 +226,28 @@ describe('self-fence', () => {
     const lease = await runningLease(id);
     proxy.freeze();
     await eventually(() => lease.signal.aborted);
-    const expired = await db.one<{ expired: boolean }>(`SELECT expires_at < clock_timestamp() AS expired FROM ${S}.workers WHERE id = $1`, [old]);
+    const expired = await db.one<{ expired: boolean }>(
+      `SELECT expires_at < clock_timestamp() AS expired FROM ${S}.workers WHERE id = $1`,
+      [old],
+    );
     expect(lease.signal.reason).toMatchObject({ reason: 'lease-lost' });
     expect(expired).toEqual({ expired: false });
     expect(() => lease.assertHeld()).toThrow();
     proxy.cut();
     proxy.thaw();
-    await eventually(() => app.events.filter(({ type }) => type === 'worker.registered').length >= 1 && app.workers.current !== undefined && app.workers.currentId !== old);
+    await eventually(
+      () =>
+        app.events.filter(({ type }) => type === 'worker.registered').length >= 1 &&
+        app.workers.current !== undefined &&
+        app.workers.currentId !== old,
+    );
     // What it gave back itself is charged nothing, and runs again.
     Listening.running.delete(id);
     await runningLease(id);
-    expect(await db.one(`SELECT state, died_of FROM ${S}.workers WHERE id = $1`, [old])).toEqual({ state: 'dead', died_of: 'self' });
+    expect(await db.one(`SELECT state, died_of FROM ${S}.workers WHERE id = $1`, [old])).toEqual({
+      state: 'dead',
+      died_of: 'self',
+    });
     const job = await app.jobs.find({ state: 'running' });
     expect(job.jobs[0]).toMatchObject({ id, attempt: 1, crashes: 0, workerId: app.workers.currentId });
     await db.query(`UPDATE ${S}.leases SET cancel_requested = true WHERE job_id = $1`, [id]);
@@ -212,7 +261,10 @@ describe('self-fence', () => {
     const old = app.workers.currentId;
     const id = await app.jobs.enqueue(Listening, {});
     const lease = await runningLease(id);
-    await db.query(`UPDATE ${S}.workers SET state = 'dead', died_of = 'lease', ended_at = clock_timestamp() WHERE id = $1`, [old]);
+    await db.query(
+      `UPDATE ${S}.workers SET state = 'dead', died_of = 'lease', ended_at = clock_timestamp() WHERE id = $1`,
+      [old],
+    );
     await eventually(() => lease.signal.aborted);
     await eventually(() => app.workers.current !== undefined && app.workers.currentId !== old);
     expect(await db.one(`SELECT state FROM ${S}.workers WHERE id = $1`, [old])).toEqual({ state: 'dead' });
@@ -250,12 +302,20 @@ describe('clocks', () => {
   it('R8 F:H6 a process whose clock is an hour off, either way, changes nothing', async () => {
     const api = await startLeaseApp(db, { options: { role: 'producer' } });
     const [fast, slow] = await Promise.all(
-      ['3600000', '-3600000'].map((offset) => startWorkerProcess(db.url, {}, { FAKE_CLOCK_OFFSET_MS: offset, NODE_OPTIONS: `-r "${fixture('fake-clock')}"` })),
+      ['3600000', '-3600000'].map((offset) =>
+        startWorkerProcess(db.url, {}, { FAKE_CLOCK_OFFSET_MS: offset, NODE_OPTIONS: `-r "${fixture('fake-clock')}"` }),
+      ),
     );
     const later = await api.jobs.enqueue('scripted', {}, { delay: '10m' });
-    const ids = await api.jobs.enqueueMany('scripted', Array.from({ length: 8 }, () => ({ sleepMs: 3500 })));
+    const ids = await api.jobs.enqueueMany(
+      'scripted',
+      Array.from({ length: 8 }, () => ({ sleepMs: 3500 })),
+    );
     for (const id of ids) {
-      await eventually(async () => (await api.jobs.get(id)).state === 'completed', { timeoutMs: 30_000, state: () => api.jobs.get(id) });
+      await eventually(async () => (await api.jobs.get(id)).state === 'completed', {
+        timeoutMs: 30_000,
+        state: () => api.jobs.get(id),
+      });
       expect(await api.jobs.get(id)).toMatchObject({ attempt: 1, crashes: 0, runs: [] });
     }
     expect(await api.jobs.get(later)).toMatchObject({ state: 'scheduled' });

@@ -40,7 +40,11 @@ const ONLY = (way: 'session' | 'lease' | 'deadline'): Partial<LeaseOptions> => (
 const finished = (id: string, state = 'completed') =>
   eventually(async () => (await api.jobs.get(id)).state === state && api.jobs.get(id), {
     timeoutMs: 30_000,
-    state: async () => ({ job: await api.jobs.get(id), workers: await api.workers.list(), leader: await api.leader.current() }),
+    state: async () => ({
+      job: await api.jobs.get(id),
+      workers: await api.workers.list(),
+      leader: await api.leader.current(),
+    }),
   });
 const messages = (job: Awaited<ReturnType<typeof finished>>): unknown[] => job.runs!.map(({ error }) => error?.message);
 
@@ -169,7 +173,10 @@ describe('a job that kills its process', () => {
       }
     };
     const fleet = [supervise(), supervise()];
-    const innocent = await api.jobs.enqueueMany('scripted', Array.from({ length: 20 }, () => ({ sleepMs: 1000 })));
+    const innocent = await api.jobs.enqueueMany(
+      'scripted',
+      Array.from({ length: 20 }, () => ({ sleepMs: 1000 })),
+    );
     const poison = await api.jobs.enqueue('scripted', { kill: true }, { priority: -1 });
     const job = await finished(poison, 'failed');
     expect(job.reason).toMatch(/crashed its worker 3 times, the last time running alone; maxCrashes 3/);
@@ -188,7 +195,10 @@ describe('the leader', () => {
     const proxy = await TcpProxy.start(db.url);
     const leader = await startWorkerProcess(proxy.url(db.url), { queues: ['of the leader'] });
     await leader.event('leader.acquired');
-    const workers = [await startWorkerProcess(db.url, { queues: ['default'] }), await startWorkerProcess(db.url, { queues: ['default'] })];
+    const workers = [
+      await startWorkerProcess(db.url, { queues: ['default'] }),
+      await startWorkerProcess(db.url, { queues: ['default'] }),
+    ];
     const holder = (id: string): Promise<Leader> =>
       eventually(
         async () => {

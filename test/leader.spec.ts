@@ -2,7 +2,15 @@ import { createHash } from 'node:crypto';
 import { Injectable } from '@nestjs/common';
 import { SchedulerRegistry } from '@nestjs/schedule';
 import { LeaderCron, RescueService, StoreNotExclusiveError } from '@leasehold/nestjs';
-import { type LeaseApp, TcpProxy, type TestDatabase, createTestDatabase, eventually, startLeaseApp, startWorkerProcess } from './support';
+import {
+  type LeaseApp,
+  TcpProxy,
+  type TestDatabase,
+  createTestDatabase,
+  eventually,
+  startLeaseApp,
+  startWorkerProcess,
+} from './support';
 
 let db: TestDatabase;
 const S = '"leasehold"';
@@ -14,10 +22,12 @@ afterAll(() => db.drop());
 
 const leaderOf = (apps: LeaseApp[]): Promise<LeaseApp> => eventually(() => apps.find(({ leader }) => leader.isLeader));
 const lockHolders = async (): Promise<number> =>
-  (await db.one<{ n: number }>(
-    `SELECT count(*)::int AS n FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+  (
+    await db.one<{ n: number }>(
+      `SELECT count(*)::int AS n FROM pg_locks l JOIN pg_stat_activity a USING (pid)
      WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.mode = 'ExclusiveLock' AND a.application_name = 'leasehold main'`,
-  )).n;
+    )
+  ).n;
 
 describe('the leader', () => {
   it('R36 is one of many; another follows within moments when it stops, and each reign has a larger epoch', async () => {
@@ -99,7 +109,9 @@ describe('the leader', () => {
     const failing = jest.spyOn(rescue, 'rescueExpired').mockRejectedValue(new Error('injected'));
     const overdue = jest.spyOn(rescue, 'rescueOverdue');
     const vanished = jest.spyOn(rescue, 'rescueVanished');
-    await eventually(() => failing.mock.calls.length > 1 && overdue.mock.calls.length > 1 && vanished.mock.calls.length > 1);
+    await eventually(
+      () => failing.mock.calls.length > 1 && overdue.mock.calls.length > 1 && vanished.mock.calls.length > 1,
+    );
     jest.restoreAllMocks();
   });
 
@@ -107,8 +119,12 @@ describe('the leader', () => {
     const app = await startLeaseApp(db, { options: { leader: { retry: '1h' } } });
     // It can never lead: the lock is held by somebody who does nothing.
     const lock = await db.client();
-    await lock.query('SELECT pg_advisory_lock($1::bigint)', [createHash('sha256').update('leasehold:leader:leasehold').digest().readBigInt64BE(0).toString()]);
-    await db.query(`UPDATE ${S}.leader SET worker_id = 'idle', epoch = epoch + 1, beat_at = clock_timestamp() - interval '1 h'`);
+    await lock.query('SELECT pg_advisory_lock($1::bigint)', [
+      createHash('sha256').update('leasehold:leader:leasehold').digest().readBigInt64BE(0).toString(),
+    ]);
+    await db.query(
+      `UPDATE ${S}.leader SET worker_id = 'idle', epoch = epoch + 1, beat_at = clock_timestamp() - interval '1 h'`,
+    );
     const id = await app.jobs.enqueue('foreign', {});
     await db.query(
       `INSERT INTO ${S}.workers (id, name, host, pid, version, state, kinds, concurrency, ttl_ms, incarnation, expires_at)
@@ -130,7 +146,9 @@ describe('an exclusive store', () => {
     const alone = await startLeaseApp(db, { options: { store: 'exclusive' } });
     await expect(startLeaseApp(db)).rejects.toThrow(/'exclusive' is up/);
     await alone.close();
-    const { live } = await db.one<{ live: number }>(`SELECT count(*)::int AS live FROM ${S}.workers WHERE state IN ('live', 'draining')`);
+    const { live } = await db.one<{ live: number }>(
+      `SELECT count(*)::int AS live FROM ${S}.workers WHERE state IN ('live', 'draining')`,
+    );
     expect(live).toBe(0); // Those that were refused have left no registration behind.
   });
 

@@ -1,6 +1,17 @@
 import { type Handler, type Job, JobHandler, type Lease } from '@leasehold/nestjs';
 import { type EmbeddedPostgres } from '@leasehold/embedded-postgres';
-import { type LeaseApp, TcpProxy, caughtUp, eventually, onServer, promote, startLeaseApp, startServer, startStandby, stopServers } from './support';
+import {
+  type LeaseApp,
+  TcpProxy,
+  caughtUp,
+  eventually,
+  onServer,
+  promote,
+  startLeaseApp,
+  startServer,
+  startStandby,
+  stopServers,
+} from './support';
 
 const S = '"leasehold"';
 
@@ -51,36 +62,49 @@ afterEach(() => {
 
 const OPTIONS = { connection: undefined as never, lease: { ttl: '6s', beat: '500ms' } } as const;
 const app = (url = server.url, role: 'both' | 'producer' = 'both') =>
-  startLeaseApp({ url }, { handlers: [Long, Short], options: { lease: OPTIONS.lease, connection: { url, queryTimeout: '2s' }, role } });
+  startLeaseApp(
+    { url },
+    { handlers: [Long, Short], options: { lease: OPTIONS.lease, connection: { url, queryTimeout: '2s' }, role } },
+  );
 
 const running = async (on: LeaseApp, count: number): Promise<string[]> => {
-  const ids = await on.jobs.enqueueMany(Long, Array.from({ length: count }, () => ({})));
+  const ids = await on.jobs.enqueueMany(
+    Long,
+    Array.from({ length: count }, () => ({})),
+  );
   await eventually(() => ids.every((id) => Long.bodies.has(id)), { state: () => on.jobs.counts() });
   return ids;
 };
 
 const completedOnce = async (on: LeaseApp, ids: string[]): Promise<void> => {
   for (const id of ids) {
-    await eventually(async () => (await on.jobs.get(id)).state === 'completed', { timeoutMs: 30_000, state: () => on.jobs.get(id) });
+    await eventually(async () => (await on.jobs.get(id)).state === 'completed', {
+      timeoutMs: 30_000,
+      state: () => on.jobs.get(id),
+    });
     expect(await on.jobs.get(id)).toMatchObject({ attempt: 1, crashes: 0, runs: [] });
     expect(Long.bodies.get(id)).toBe(1);
   }
 };
 
 describe('the database goes away and comes back', () => {
-  it.each(['fast', 'immediate'] as const)('F:I8 a restarted server (%s): no live worker is taken, running jobs go on and end once', async (mode) => {
-    const [one, two] = [await app(), await app()];
-    const ids = await running(one, 10);
-    await eventually(() => one.leader.isLeader || two.leader.isLeader);
-    await server.restart(mode);
-    // Both have beaten again on the new server, and a rescuer has looked more than twice.
-    for (const it of [one, two]) await it.heartbeat.nextBeat();
-    await eventually(() => one.leader.isLeader || two.leader.isLeader);
-    await new Promise((resolve) => setTimeout(resolve, 1500));
-    for (const it of [one, two]) expect(it.events.filter(({ type }) => type === 'worker.died' || type === 'worker.fenced')).toEqual([]);
-    Long.finishAll();
-    await completedOnce(one, ids);
-  });
+  it.each(['fast', 'immediate'] as const)(
+    'F:I8 a restarted server (%s): no live worker is taken, running jobs go on and end once',
+    async (mode) => {
+      const [one, two] = [await app(), await app()];
+      const ids = await running(one, 10);
+      await eventually(() => one.leader.isLeader || two.leader.isLeader);
+      await server.restart(mode);
+      // Both have beaten again on the new server, and a rescuer has looked more than twice.
+      for (const it of [one, two]) await it.heartbeat.nextBeat();
+      await eventually(() => one.leader.isLeader || two.leader.isLeader);
+      await new Promise((resolve) => setTimeout(resolve, 1500));
+      for (const it of [one, two])
+        expect(it.events.filter(({ type }) => type === 'worker.died' || type === 'worker.fenced')).toEqual([]);
+      Long.finishAll();
+      await completedOnce(one, ids);
+    },
+  );
 
   it('F:I1 F:I6 all sessions ended again and again, in the roles producer and worker: the processes live, and all jobs end once', async () => {
     const [worker, producer] = [await app(), await app(server.url, 'producer')];
@@ -93,13 +117,18 @@ describe('the database goes away and comes back', () => {
         );
       }
       await onServer(server.url, (client) =>
-        client.query(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name ~ '^(leasehold|lh:)'`),
+        client.query(
+          `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name ~ '^(leasehold|lh:)'`,
+        ),
       );
     }
-    await eventually(async () => {
-      const counts = await worker.jobs.counts();
-      return counts.ready + counts.running + counts.scheduled === 0;
-    }, { timeoutMs: 30_000, state: () => worker.jobs.counts() });
+    await eventually(
+      async () => {
+        const counts = await worker.jobs.counts();
+        return counts.ready + counts.running + counts.scheduled === 0;
+      },
+      { timeoutMs: 30_000, state: () => worker.jobs.counts() },
+    );
     for (const id of ids) expect(await worker.jobs.get(id)).toMatchObject({ state: 'completed' });
     expect(ids.length).toBeGreaterThan(50);
   });
@@ -111,10 +140,17 @@ describe('the database goes away and comes back', () => {
       onServer(server.url, async (client) => {
         await client.query(`SET default_transaction_read_only = off`);
         await client.query(`ALTER ROLE postgres SET default_transaction_read_only = ${on ? 'on' : 'off'}`);
-        await client.query(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name ~ '^(leasehold|lh:)'`);
+        await client.query(
+          `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name ~ '^(leasehold|lh:)'`,
+        );
       });
     await readOnly(true);
-    await eventually(() => it1.jobs.enqueue(Short, {}).then(() => false, (error: { code?: string; cause?: { code?: string } }) => (error.cause?.code ?? error.code) === '25006'));
+    await eventually(() =>
+      it1.jobs.enqueue(Short, {}).then(
+        () => false,
+        (error: { code?: string; cause?: { code?: string } }) => (error.cause?.code ?? error.code) === '25006',
+      ),
+    );
     Long.finishAll(); // Their outcomes wait until they can be written.
     await new Promise((resolve) => setTimeout(resolve, 1000));
     await readOnly(false);
@@ -126,28 +162,52 @@ describe('the database goes away and comes back', () => {
   it('F:B7 F:G3 every connection black-holed in mid-flight: nothing waits for ever, and all is well when the line is back', async () => {
     const proxy = await TcpProxy.start(server.url);
     const it1 = await app(proxy.url(server.url));
-    const ids = await it1.jobs.enqueueMany(Short, Array.from({ length: 300 }, () => ({})));
-    await eventually(async () => (await onServer(server.url, (client) => client.query(`SELECT FROM ${S}.finished WHERE job_id = ANY ($1)`, [ids]))).rowCount! > 20);
+    const ids = await it1.jobs.enqueueMany(
+      Short,
+      Array.from({ length: 300 }, () => ({})),
+    );
+    await eventually(
+      async () =>
+        (
+          await onServer(server.url, (client) =>
+            client.query(`SELECT FROM ${S}.finished WHERE job_id = ANY ($1)`, [ids]),
+          )
+        ).rowCount! > 20,
+    );
     proxy.freeze();
     await expect(it1.jobs.enqueue(Short, {})).rejects.toThrow(/uncertain|may or may not|timeout/i); // Its own limit, not the line's.
     proxy.cut();
     proxy.thaw();
-    await eventually(async () => {
-      const { rows } = await onServer(server.url, (client) => client.query<{ n: number }>(`SELECT count(*)::int AS n FROM ${S}.finished WHERE job_id = ANY ($1) AND state = 'completed'`, [ids]));
-      return rows[0]!.n === 300;
-    }, { timeoutMs: 30_000, state: () => it1.jobs.counts() });
+    await eventually(
+      async () => {
+        const { rows } = await onServer(server.url, (client) =>
+          client.query<{ n: number }>(
+            `SELECT count(*)::int AS n FROM ${S}.finished WHERE job_id = ANY ($1) AND state = 'completed'`,
+            [ids],
+          ),
+        );
+        return rows[0]!.n === 300;
+      },
+      { timeoutMs: 30_000, state: () => it1.jobs.counts() },
+    );
     await it1.close();
     await proxy.close();
   });
 
   it('F:C3 the server goes down hard in mid-flight: every job ends, none is in no table or in two', async () => {
     const it1 = await app();
-    const ids = await it1.jobs.enqueueMany(Short, Array.from({ length: 500 }, () => ({})));
+    const ids = await it1.jobs.enqueueMany(
+      Short,
+      Array.from({ length: 500 }, () => ({})),
+    );
     await server.restart('immediate');
-    await eventually(async () => {
-      const { ready, running: leased, scheduled } = await it1.jobs.counts();
-      return ready + leased + scheduled === 0;
-    }, { timeoutMs: 30_000, state: () => it1.jobs.counts() });
+    await eventually(
+      async () => {
+        const { ready, running: leased, scheduled } = await it1.jobs.counts();
+        return ready + leased + scheduled === 0;
+      },
+      { timeoutMs: 30_000, state: () => it1.jobs.counts() },
+    );
     const { rows } = await onServer(server.url, (client) =>
       client.query(
         `SELECT id FROM ${S}.jobs WHERE id = ANY ($1) AND 1 <> (SELECT count(*) FROM (
@@ -165,7 +225,9 @@ describe('the database goes away and comes back', () => {
     const url = proxy.url(primary.url);
     const [one, two] = [await app(url), await app(url)];
     const ids = await running(one, 5);
-    const before = await onServer(primary.url, (client) => client.query<{ t: string }>(`SELECT max(token)::text AS t FROM ${S}.leases`));
+    const before = await onServer(primary.url, (client) =>
+      client.query<{ t: string }>(`SELECT max(token)::text AS t FROM ${S}.leases`),
+    );
     const standby = await startStandby(primary);
     await caughtUp(primary, standby);
     await promote(standby);
@@ -174,7 +236,8 @@ describe('the database goes away and comes back', () => {
     proxy.retarget(standby.url);
     for (const it of [one, two]) await it.heartbeat.nextBeat();
     await new Promise((resolve) => setTimeout(resolve, 1500));
-    for (const it of [one, two]) expect(it.events.filter(({ type }) => type === 'worker.died' || type === 'worker.fenced')).toEqual([]);
+    for (const it of [one, two])
+      expect(it.events.filter(({ type }) => type === 'worker.died' || type === 'worker.fenced')).toEqual([]);
     Long.finishAll();
     await completedOnce(one, ids);
     const next = await running(one, 1);

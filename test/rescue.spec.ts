@@ -1,5 +1,12 @@
 import { LeaseLostError, RESCUE_TEXT } from '@leasehold/nestjs';
-import { type LeaseApp, RowGate, type TestDatabase, createTestDatabase, startHandWorker, startLeaseApp } from './support';
+import {
+  type LeaseApp,
+  RowGate,
+  type TestDatabase,
+  createTestDatabase,
+  startHandWorker,
+  startLeaseApp,
+} from './support';
 
 let db: TestDatabase;
 const S = '"leasehold"';
@@ -14,7 +21,11 @@ beforeEach(async () => {
 });
 
 /** A worker as a process that is gone would have left it: leases, and a row that says what the test wants. */
-async function abandoned(count: number, state: string, options: { kind?: string; queue?: string; maxCrashes?: number; deadline?: '1h' | 'off' } = {}) {
+async function abandoned(
+  count: number,
+  state: string,
+  options: { kind?: string; queue?: string; maxCrashes?: number; deadline?: '1h' | 'off' } = {},
+) {
   const { kind = 'a', queue = 'default', maxCrashes, deadline = '1h' } = options;
   const id = `gone-${Math.random().toString(36).slice(2)}`;
   await db.query(
@@ -22,15 +33,22 @@ async function abandoned(count: number, state: string, options: { kind?: string;
      VALUES ($1, 'gone', 'h', 1, '0', 'live', '{a}', 1, 3000, 'earlier', clock_timestamp() + interval '1 h')`,
     [id],
   );
-  const jobIds = await rescuer.jobs.enqueueMany(kind, Array.from({ length: count }, (_, i) => i), {
-    queue,
-    deadline,
-    ...(maxCrashes ? { maxCrashes } : {}),
-  });
-  await db.query(
-    `SELECT ${S}.step_v1($1, '{}', '{}', null, 1, $2, $3, $4, $5, 1, 1e9::bigint)`,
-    [id, count, [queue], [kind], [count]],
+  const jobIds = await rescuer.jobs.enqueueMany(
+    kind,
+    Array.from({ length: count }, (_, i) => i),
+    {
+      queue,
+      deadline,
+      ...(maxCrashes ? { maxCrashes } : {}),
+    },
   );
+  await db.query(`SELECT ${S}.step_v1($1, '{}', '{}', null, 1, $2, $3, $4, $5, 1, 1e9::bigint)`, [
+    id,
+    count,
+    [queue],
+    [kind],
+    [count],
+  ]);
   await db.query(`UPDATE ${S}.workers SET ${state} WHERE id = $1`, [id]);
   return { id, jobIds };
 }
@@ -74,7 +92,11 @@ describe('rescue by an expired lease', () => {
   it('R11 a lease renewed a moment ago is not taken: a renewal and a rescue cannot both win', async () => {
     const { id, jobIds } = await abandoned(1, EXPIRED);
     // The renewal is under way and has not committed: the rescue passes the row over.
-    const renewal = await RowGate.hold(db, `UPDATE ${S}.workers SET expires_at = clock_timestamp() + interval '1 h' WHERE id = $1`, [id]);
+    const renewal = await RowGate.hold(
+      db,
+      `UPDATE ${S}.workers SET expires_at = clock_timestamp() + interval '1 h' WHERE id = $1`,
+      [id],
+    );
     expect(await rescueExpired()).toBe(0);
     await renewal.release();
     expect(await rescueExpired()).toBe(0);
@@ -82,7 +104,12 @@ describe('rescue by an expired lease', () => {
     // The other order: the mark came first, so the renewal finds no live row.
     await db.query(`UPDATE ${S}.workers SET ${EXPIRED} WHERE id = $1`, [id]);
     expect(await rescueExpired()).toBe(1);
-    expect(await db.query(`UPDATE ${S}.workers SET beat_at = beat_at WHERE id = $1 AND state IN ('live', 'draining') RETURNING 1`, [id])).toEqual([]);
+    expect(
+      await db.query(
+        `UPDATE ${S}.workers SET beat_at = beat_at WHERE id = $1 AND state IN ('live', 'draining') RETURNING 1`,
+        [id],
+      ),
+    ).toEqual([]);
   });
 
   it('R11 a worker never rescues what it is itself running', async () => {
@@ -97,13 +124,20 @@ describe('rescue by an expired lease', () => {
   });
 
   it('F:A1 paused between read and write: a job completed, or leased anew, meanwhile is not touched, the rest is rescued', async () => {
-    const { id, jobIds } = await abandoned(3, `state = 'dead', ended_at = clock_timestamp(), died_of = 'lease', leases_at_death = 2`);
+    const { id, jobIds } = await abandoned(
+      3,
+      `state = 'dead', ended_at = clock_timestamp(), died_of = 'lease', leases_at_death = 2`,
+    );
     const read = await rescuer.rescue.candidates(id);
     expect(read).toHaveLength(3);
     const [done, moved, rest] = jobIds;
     const tokenOf = (jobId: string) => read.find((candidate) => candidate.jobId === jobId)!.token;
     // (a) completed with the valid fence; (b) released, and claimed by another worker.
-    await db.query(`SELECT ${S}.step_v1($1, $2, $3, '["mine"]', 0, 0, '{}', '{}', '{}', 0, 0)`, [id, [done], [tokenOf(done!)]]);
+    await db.query(`SELECT ${S}.step_v1($1, $2, $3, '["mine"]', 0, 0, '{}', '{}', '{}', 0, 0)`, [
+      id,
+      [done],
+      [tokenOf(done!)],
+    ]);
     await db.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [
       JSON.stringify([{ job: moved, token: tokenOf(moved!), worker: id, event: 'giveback' }]),
     ]);
@@ -120,10 +154,17 @@ describe('rescue by an expired lease', () => {
   it('F:A7 two passes at once over the same 100 leases: each is rescued once', async () => {
     const { jobIds } = await abandoned(100, EXPIRED);
     const other = await startLeaseApp(db, { options: { role: 'producer' } });
-    const moved = await Promise.all([rescueExpired(), other.rescue.rescueExpired({ unguarded: true }), rescueExpired()]);
+    const moved = await Promise.all([
+      rescueExpired(),
+      other.rescue.rescueExpired({ unguarded: true }),
+      rescueExpired(),
+    ]);
     // Rows that one pass has locked are left out by the others; a further pass finds nothing.
     expect(moved.reduce((a, b) => a + b) + (await rescueExpired())).toBe(100);
-    const { runs } = await db.one<{ runs: number }>(`SELECT count(*)::int AS runs FROM ${S}.runs WHERE job_id = ANY ($1)`, [jobIds]);
+    const { runs } = await db.one<{ runs: number }>(
+      `SELECT count(*)::int AS runs FROM ${S}.runs WHERE job_id = ANY ($1)`,
+      [jobIds],
+    );
     expect(runs).toBe(100);
   });
 
@@ -132,9 +173,14 @@ describe('rescue by an expired lease', () => {
     await db.query(`CREATE TABLE statements (n int)`);
     await db.query(`CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
       INSERT INTO public.statements SELECT count(*) FROM gone; RETURN NULL; END $$`);
-    await db.query(`CREATE TRIGGER note AFTER DELETE ON ${S}.leases REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note()`);
+    await db.query(
+      `CREATE TRIGGER note AFTER DELETE ON ${S}.leases REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note()`,
+    );
     // The pass stops at a row that is locked with all after it: what was moved before stays moved.
-    const blocker = await RowGate.hold(db, `SELECT FROM ${S}.leases WHERE worker_id = $1 AND job_id > $2 FOR UPDATE`, [id, jobIds[700]]);
+    const blocker = await RowGate.hold(db, `SELECT FROM ${S}.leases WHERE worker_id = $1 AND job_id > $2 FOR UPDATE`, [
+      id,
+      jobIds[700],
+    ]);
     const first = await rescueExpired();
     expect(first).toBeGreaterThan(0);
     expect(first).toBeLessThan(1200);
@@ -144,7 +190,10 @@ describe('rescue by an expired lease', () => {
     expect(first + second).toBe(1200);
     const { most } = await db.one<{ most: number }>('SELECT max(n)::int AS most FROM statements');
     expect(most).toBeLessThanOrEqual(500);
-    const { runs } = await db.one<{ runs: number }>(`SELECT count(*)::int AS runs FROM ${S}.runs WHERE job_id = ANY ($1)`, [jobIds]);
+    const { runs } = await db.one<{ runs: number }>(
+      `SELECT count(*)::int AS runs FROM ${S}.runs WHERE job_id = ANY ($1)`,
+      [jobIds],
+    );
     expect(runs).toBe(1200);
   });
 
@@ -168,7 +217,8 @@ describe('budgets', () => {
       ids = lot.jobIds;
       await db.query(`UPDATE ${S}.leases SET crashes = 2 WHERE worker_id = $1`, [lot.id]);
       await rescueExpired();
-      for (const id of ids) expect(await rescuer.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, crashes: 2, suspect: true });
+      for (const id of ids)
+        expect(await rescuer.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, crashes: 2, suspect: true });
       await tidy();
     }
   });
@@ -178,7 +228,9 @@ describe('budgets', () => {
     await rescueExpired();
     const job = await rescuer.jobs.get(jobIds[0]!);
     expect(job).toMatchObject({ state: 'failed', outcome: 'dead', attempt: 1, crashes: 1 });
-    expect(job.reason).toBe('heartbeat stale: worker presumed dead (crashed its worker 1 times, the last time running alone; maxCrashes 1)');
+    expect(job.reason).toBe(
+      'heartbeat stale: worker presumed dead (crashed its worker 1 times, the last time running alone; maxCrashes 1)',
+    );
   });
 
   it('R13 a suspect is claimed alone, by a worker that holds nothing else, and keeps it from claiming more', async () => {
@@ -203,11 +255,20 @@ describe('budgets', () => {
   it('R24 F:D3 a worker that died while draining charges a release, not a crash', async () => {
     const { jobIds } = await abandoned(1, `${EXPIRED}, state = 'draining', draining_at = clock_timestamp()`);
     await rescueExpired();
-    expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({ state: 'ready', attempt: 0, crashes: 0, releases: 1, runs: [{ outcome: 'dead' }] });
+    expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({
+      state: 'ready',
+      attempt: 0,
+      crashes: 0,
+      releases: 1,
+      runs: [{ outcome: 'dead' }],
+    });
   });
 
   it('leases claimed after their worker was declared dead go back uncharged', async () => {
-    const { jobIds } = await abandoned(1, `state = 'dead', died_of = 'lease', leases_at_death = 0, ended_at = clock_timestamp() - interval '1 min'`);
+    const { jobIds } = await abandoned(
+      1,
+      `state = 'dead', died_of = 'lease', leases_at_death = 0, ended_at = clock_timestamp() - interval '1 min'`,
+    );
     await rescueExpired();
     expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({ state: 'ready', attempt: 0, crashes: 0, releases: 0 });
   });
@@ -237,7 +298,8 @@ describe('stop requests outrank the requeue', () => {
 });
 
 describe('rescue by a passed deadline', () => {
-  const overdue = (id: string) => db.query(`UPDATE ${S}.leases SET deadline_at = clock_timestamp() - interval '1 s' WHERE worker_id = $1`, [id]);
+  const overdue = (id: string) =>
+    db.query(`UPDATE ${S}.leases SET deadline_at = clock_timestamp() - interval '1 s' WHERE worker_id = $1`, [id]);
 
   it('R9 R10 R13 takes the job whatever its worker says, charges an attempt, and goes through the backoff', async () => {
     const { id, jobIds } = await abandoned(2, 'beat_at = clock_timestamp()');
@@ -255,13 +317,21 @@ describe('rescue by a passed deadline', () => {
     await db.query(`UPDATE ${S}.leases SET attempt = 20 WHERE worker_id = $1`, [id]);
     await overdue(id);
     await rescuer.rescue.rescueOverdue();
-    expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({ state: 'failed', outcome: 'dead', reason: 'hard deadline exceeded (attempt 20 of 20)' });
+    expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({
+      state: 'failed',
+      outcome: 'dead',
+      reason: 'hard deadline exceeded (attempt 20 of 20)',
+    });
   });
 
   it('F:C12 the deadline stands on the lease and holds after a crash too; one that was moved since the read has not passed', async () => {
     const { id, jobIds } = await abandoned(2, 'beat_at = clock_timestamp()');
     await overdue(id);
-    const gate = await RowGate.hold(db, `UPDATE ${S}.leases SET deadline_at = clock_timestamp() + interval '1 h' WHERE job_id = $1`, [jobIds[0]]);
+    const gate = await RowGate.hold(
+      db,
+      `UPDATE ${S}.leases SET deadline_at = clock_timestamp() + interval '1 h' WHERE job_id = $1`,
+      [jobIds[0]],
+    );
     expect(await rescuer.rescue.rescueOverdue()).toBe(1);
     await gate.release();
     expect(await rescuer.rescue.rescueOverdue()).toBe(0);
@@ -283,9 +353,19 @@ describe('rescue by a passed deadline', () => {
     await client.query('SET enable_seqscan = off');
     const plan = async (sql: string): Promise<string> =>
       (await client.query<{ 'QUERY PLAN': string }>(`EXPLAIN ${sql}`)).rows.map((row) => row['QUERY PLAN']).join('\n');
-    expect(await plan(`SELECT job_id FROM ${S}.leases WHERE deadline_at <= (SELECT clock_timestamp()) ORDER BY deadline_at LIMIT 500`)).toContain('leases_deadline');
-    expect(await plan(`SELECT job_id FROM ${S}.leases WHERE worker_id = 'x' ORDER BY token LIMIT 500`)).toContain('leases_worker');
-    expect(await plan(`SELECT FROM ${S}.workers WHERE state IN ('live', 'draining') AND expires_at < (SELECT clock_timestamp())`)).toContain('workers_live');
+    expect(
+      await plan(
+        `SELECT job_id FROM ${S}.leases WHERE deadline_at <= (SELECT clock_timestamp()) ORDER BY deadline_at LIMIT 500`,
+      ),
+    ).toContain('leases_deadline');
+    expect(await plan(`SELECT job_id FROM ${S}.leases WHERE worker_id = 'x' ORDER BY token LIMIT 500`)).toContain(
+      'leases_worker',
+    );
+    expect(
+      await plan(
+        `SELECT FROM ${S}.workers WHERE state IN ('live', 'draining') AND expires_at < (SELECT clock_timestamp())`,
+      ),
+    ).toContain('workers_live');
     await client.end();
   });
 });

@@ -185,7 +185,9 @@ describe('F:D7 extreme numbers in one row', () => {
     if (outcome === 'fail') await hand.settle.fail(claimed.job, new Error('no'));
     else if (outcome === 'snooze') await hand.settle.snooze(claimed.job, 1000);
     else await hand.settle.release(claimed.job);
-    expect((await hand.jobs.get(id)).state).not.toBe('running');
+    const job = await hand.jobs.get(id);
+    expect(job.state).not.toBe('running');
+    expect(job.reason ?? '').not.toMatch(/could not be stored/);
   });
 
   it('F:D7 F:G9 nor a rescue of the others', async () => {

@@ -1,5 +1,13 @@
 import { LeaseLostError, RESCUE_TEXT } from '@leasehold/nestjs';
-import { type LeaseApp, RowGate, TcpProxy, type TestDatabase, createTestDatabase, eventually, startHandWorker } from './support';
+import {
+  type LeaseApp,
+  RowGate,
+  TcpProxy,
+  type TestDatabase,
+  createTestDatabase,
+  eventually,
+  startHandWorker,
+} from './support';
 
 let db: TestDatabase;
 const S = '"leasehold"';
@@ -8,6 +16,8 @@ beforeAll(async () => {
   db = await createTestDatabase({ name: 'settle' });
 });
 afterAll(() => db.drop());
+// A job that waits for its retry would be claimed by a later test.
+afterEach(() => db.query(`WITH r AS (DELETE FROM ${S}.ready) DELETE FROM ${S}.waiting`));
 
 const claimOne = async (worker: LeaseApp, kind = 'a') => {
   const [claimed] = await worker.claims.claim({ kinds: [kind], limit: 1 });
@@ -45,7 +55,11 @@ describe('settling under the fence', () => {
     }
     expect(await next.jobs.get(id)).toEqual(before);
     await next.settle.complete(fresh, 'fresh');
-    await expect(old.settle.complete(stale, 'stale')).rejects.toMatchObject({ code: 'LEASE_LOST', jobId: id, token: stale.token });
+    await expect(old.settle.complete(stale, 'stale')).rejects.toMatchObject({
+      code: 'LEASE_LOST',
+      jobId: id,
+      token: stale.token,
+    });
     expect(await next.jobs.get(id)).toMatchObject({ state: 'completed', result: 'fresh', token: fresh.token });
   });
 
@@ -67,7 +81,12 @@ describe('settling under the fence', () => {
     const worker = await startHandWorker(db, ['a']);
     const crash = (job: { id: string; token: string; workerId: string }, skip: boolean): [string, unknown[]] => [
       `SELECT * FROM ${S}.move_v1($1::json, $2)`,
-      [JSON.stringify([{ job: job.id, token: job.token, worker: job.workerId, event: 'crash', reason: RESCUE_TEXT.lease }]), skip],
+      [
+        JSON.stringify([
+          { job: job.id, token: job.token, worker: job.workerId, event: 'crash', reason: RESCUE_TEXT.lease },
+        ]),
+        skip,
+      ],
     ];
     // The rescue moved first and has not committed: the completion waits at the row, then finds it gone.
     let id = await worker.jobs.enqueue('a', {});
@@ -84,7 +103,11 @@ describe('settling under the fence', () => {
     // The completion moved first: the rescue passes the locked row over, and later finds nothing.
     id = await worker.jobs.enqueue('a', {});
     job = await claimOne(worker);
-    gate = await RowGate.hold(db, `SELECT * FROM ${S}.step_v1($1, $2, $3, null, 0, 0, '{}', '{}', '{}', 0, 0)`, [job.workerId, [job.id], [job.token]]);
+    gate = await RowGate.hold(db, `SELECT * FROM ${S}.step_v1($1, $2, $3, null, 0, 0, '{}', '{}', '{}', 0, 0)`, [
+      job.workerId,
+      [job.id],
+      [job.token],
+    ]);
     expect(await db.query(...crash(job, true))).toEqual([]);
     await gate.release();
     expect(await db.query(...crash(job, true))).toEqual([]);
@@ -93,7 +116,10 @@ describe('settling under the fence', () => {
 
   it('F:A2 a hundred completions racing a hundred rescues: exactly one outcome each', async () => {
     const worker = await startHandWorker(db, ['a']);
-    const ids = await worker.jobs.enqueueMany('a', Array.from({ length: 100 }, (_, i) => i));
+    const ids = await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 100 }, (_, i) => i),
+    );
     const claimed = (await worker.claims.claim({ kinds: ['a'], limit: 100 })).map(({ job }) => job);
     const answers = await Promise.all(
       claimed.map(async (job, i) => {
@@ -103,7 +129,11 @@ describe('settling under the fence', () => {
               JSON.stringify([{ job: job.id, token: job.token, worker: job.workerId, event: 'crash' }]),
             ])
           ).length;
-        const complete = (): Promise<number> => worker.settle.complete(job).then(() => 1, () => 0);
+        const complete = (): Promise<number> =>
+          worker.settle.complete(job).then(
+            () => 1,
+            () => 0,
+          );
         const [a, b] = await (i % 2 ? Promise.all([rescue(), complete()]) : Promise.all([complete(), rescue()]));
         return a + b;
       }),
@@ -131,16 +161,26 @@ describe('settling under the fence', () => {
 
   it('R19 F:F2 settles of the same jobs in opposite orders do not deadlock', async () => {
     const worker = await startHandWorker(db, ['a']);
-    await worker.jobs.enqueueMany('a', Array.from({ length: 200 }, (_, i) => i));
+    await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 200 }, (_, i) => i),
+    );
     const jobs = (await worker.claims.claim({ kinds: ['a'], limit: 200 })).map(({ job }) => job);
     const deadlocks = async (): Promise<number> =>
-      (await db.one<{ n: number }>(`SELECT deadlocks::int AS n FROM pg_stat_database WHERE datname = current_database()`)).n;
+      (
+        await db.one<{ n: number }>(
+          `SELECT deadlocks::int AS n FROM pg_stat_database WHERE datname = current_database()`,
+        )
+      ).n;
     const before = await deadlocks();
     const clients = await Promise.all([db.client(), db.client()]);
+    for (const client of clients) await client.query("SET default_transaction_isolation = 'read committed'");
     const results = await Promise.all(
       [jobs, [...jobs].reverse()].map((list, i) =>
         clients[i]!.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [
-          JSON.stringify(list.map((job) => ({ job: job.id, token: job.token, worker: job.workerId, event: 'release' }))),
+          JSON.stringify(
+            list.map((job) => ({ job: job.id, token: job.token, worker: job.workerId, event: 'release' })),
+          ),
         ]),
       ),
     );
@@ -152,7 +192,10 @@ describe('settling under the fence', () => {
 
   it('F:E1 one outcome that the database refuses for its content does not fail its batch', async () => {
     const worker = await startHandWorker(db, ['a']);
-    const ids = await worker.jobs.enqueueMany('a', Array.from({ length: 20 }, (_, i) => i));
+    const ids = await worker.jobs.enqueueMany(
+      'a',
+      Array.from({ length: 20 }, (_, i) => i),
+    );
     const jobs = (await worker.claims.claim({ kinds: ['a'], limit: 20 })).map(({ job }) => job);
     await db.query(`CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
       IF NEW.result::text = '"bad"' THEN RAISE EXCEPTION 'injected' USING ERRCODE = '22021'; END IF; RETURN NEW; END $$`);
@@ -169,7 +212,11 @@ describe('settling under the fence', () => {
     const worker = await startHandWorker(db, ['a'], { options: { resultMaxBytes: 100 } });
     const cycle: { self?: unknown } = {};
     cycle.self = cycle;
-    for (const [result, why] of [[10n, /BigInt/], [cycle, /circular/], ['x'.repeat(200), /resultMaxBytes = 100/]] as const) {
+    for (const [result, why] of [
+      [10n, /BigInt/],
+      [cycle, /circular/],
+      ['x'.repeat(200), /resultMaxBytes = 100/],
+    ] as const) {
       const id = await worker.jobs.enqueue('a', {});
       await worker.settle.complete(await claimOne(worker), result);
       const job = await worker.jobs.get(id);

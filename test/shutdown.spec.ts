@@ -2,6 +2,7 @@ import { Inject, Injectable, Module, type Type } from '@nestjs/common';
 import { ScheduleModule } from '@nestjs/schedule';
 import {
   type Handler,
+  InjectLease,
   type Job,
   JobHandler,
   type JobInterruptedError,
@@ -217,10 +218,17 @@ describe('F:J1 the drain comes before other modules close what handlers use', ()
 
   it('F:J1 two instances drain at once: neither claims while the other still waits', async () => {
     @JobHandler('shutdown.gated', { instance: 'second' })
-    class Second extends Gated {}
+    class Second extends Gated {
+      override handle(job: Job<{ deaf?: boolean }>, lease: Lease): Promise<string> {
+        return super.handle({ ...job, id: `second ${job.id}` }, lease);
+      }
+    }
     @Injectable()
     class Reach {
-      constructor(readonly jobs: JobsService) {}
+      constructor(
+        readonly jobs: JobsService,
+        @InjectLease(JobsService, 'second') readonly second: JobsService,
+      ) {}
     }
     const options = { shutdown: { timeout: '20s', grace: '500ms' } } as const;
     const app = await boot(
@@ -233,12 +241,15 @@ describe('F:J1 the drain comes before other modules close what handlers use', ()
         providers: [Gated, Second, Reach],
       }),
     );
-    const first = await running(app.get(Reach).jobs);
+    const { jobs, second } = app.get(Reach);
+    const first = await running(jobs);
+    const other = `second ${await second.enqueue(Second, {})}`;
+    await gateOf(started, other).promise;
     const closing = close(app);
     const live = (schema: string) =>
       db.query(`SELECT FROM ${schema}.workers WHERE state = 'live' AND expires_at > clock_timestamp()`);
     await eventually(async () => (await live('leasehold')).length === 0 && (await live('second')).length === 0);
-    gateOf(gates, first).open();
+    for (const id of [first, other]) gateOf(gates, id).open();
     await closing;
     expect(await status(first)).toMatchObject({ state: 'completed' });
   });
@@ -251,6 +262,7 @@ describe('F:J3 the drain gives handlers their time', () => {
     const worker = app.workers.currentId;
     const closing = app.close();
     await untilWorker(worker, 'draining');
+    for (let beats = 0; beats < 2; beats++) await app.heartbeat.nextBeat();
     gateOf(gates, id).open();
     await closing;
     expect(await status(id)).toMatchObject({ state: 'completed', attempt: 1, releases: 0 });

@@ -33,6 +33,8 @@ interface Pending {
   outcome: Outcome;
   /** It was sent before, and the reply lost: moving nothing may mean that it is done. */
   repeat: boolean;
+  /** Times that the database refused it for its content. */
+  refusals: number;
   resolve(answer: Answer): void;
 }
 
@@ -85,6 +87,7 @@ export class Exchange {
         job,
         outcome,
         repeat: false,
+        refusals: 0,
         resolve: (answer) => {
           this.held.remove(job.key);
           resolve(answer);
@@ -272,9 +275,11 @@ export class Exchange {
 
   /** Nothing is ever dropped: bad content is narrowed down to its row, everything else is sent again after a pause. */
   private async failed(batch: Pending[], error: unknown): Promise<void> {
-    if (isContentError(error) && batch.length > 0) {
-      const [only] = batch;
-      if (batch.length === 1 && only) return this.refusedByContent(only, error);
+    const [only] = batch;
+    if (isContentError(error) && only && batch.length === 1 && only.refusals < 2) {
+      return this.refusedByContent(only, error);
+    }
+    if (isContentError(error) && batch.length > 1) {
       const half = Math.ceil(batch.length / 2);
       for (const part of [batch.slice(0, half), batch.slice(half)]) {
         await (part[0]?.outcome.event === 'complete' ? this.sendStep(part, undefined) : this.sendMoves(part));
@@ -299,8 +304,10 @@ export class Exchange {
       message: `the outcome could not be stored: ${errorText(error)}`,
     };
     this.logger.error(`Job ${pending.job.id} (${pending.job.kind}): ${plain.message}`);
-    const already = pending.outcome.event === 'fatal' && pending.outcome.error.name === plain.name;
-    pending.outcome = { event: 'fatal', error: already ? { message: 'the outcome could not be stored' } : plain };
+    // Refused even without a word of its own: then it is not the content, and is sent again like anything else.
+    const described =
+      pending.refusals++ === 0 ? plain : { name: plain.name, message: 'the outcome could not be stored' };
+    pending.outcome = { event: 'fatal', error: described };
     return this.sendMoves([pending]);
   }
 }

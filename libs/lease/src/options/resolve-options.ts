@@ -1,4 +1,5 @@
 import { hostname } from 'node:os';
+import { Client } from 'pg';
 import { InvalidOptionError, MAX_DELAY_MS } from '../errors';
 import { Schema } from '../storage/schema';
 import type { BudgetOptions, HandlerOptions, LeaseOptions, ResolvedBudget, ResolvedOptions } from './lease-options';
@@ -83,7 +84,7 @@ class Section {
  * its value and what is allowed.
  */
 export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): ResolvedOptions {
-  const top = new Section(object(given, 'The options'), '', TOP_KEYS);
+  const top = new Section(objectUnshown(given, 'The options', '{ connection: { url } }'), '', TOP_KEYS);
   const leaseSection = top.section('lease', ['ttl', 'beat', 'maxBlocked']);
   const ttlMs = leaseSection.get('ttl', duration(300, 24 * HOUR), 30_000);
   const beatMs = leaseSection.get('beat', duration(50, 8 * HOUR), Math.floor(ttlMs / 3));
@@ -159,7 +160,7 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
 }
 
 function resolveConnection(given: unknown, concurrency: number): ResolvedOptions['connection'] {
-  const values = object(given, 'connection') as unknown as LeaseOptions['connection'];
+  const values = objectUnshown(given, 'connection', '{ url }') as unknown as LeaseOptions['connection'];
   const section = new Section(values as Record<string, unknown>, 'connection', [
     'url',
     'dataSource',
@@ -174,20 +175,42 @@ function resolveConnection(given: unknown, concurrency: number): ResolvedOptions
       `connection must have exactly one of 'url', 'dataSource' and 'options'; it has ${sources.length === 0 ? 'none' : sources.join(', ')}`,
     );
   }
-  for (const key of ['url', 'directUrl'] as const) {
-    // Never show the value: it holds the password.
-    if (values[key] !== undefined && !/^postgres(ql)?:\/\//.test(String(values[key]))) {
-      throw new InvalidOptionError(`connection.${key} must begin with postgres:// or postgresql://`);
-    }
+  for (const key of ['url', 'directUrl'] as const)
+    if (values[key] !== undefined) assertUrl(values[key], `connection.${key}`);
+  if (values.options !== undefined) objectUnshown(values.options, 'connection.options', '{ host, user, … }');
+  if (values.dataSource !== undefined) {
+    const { options } = objectUnshown(values.dataSource, 'connection.dataSource', 'a TypeORM DataSource');
+    const { type } = objectUnshown(options, 'connection.dataSource.options', "a TypeORM DataSource's");
+    if (type !== 'postgres') refuse('connection.dataSource', type, "a DataSource of type 'postgres'");
   }
-  const kind = values.dataSource?.options.type;
-  if (kind !== undefined && kind !== 'postgres')
-    refuse('connection.dataSource', kind, "a DataSource of type 'postgres'");
   return {
     ...values,
     poolMax: section.get('poolMax', integer(2, 500), Math.min(10, Math.max(3, Math.ceil(concurrency / 25) + 2))),
     queryTimeoutMs: section.get('queryTimeout', duration(100, HOUR), 10_000),
   };
+}
+
+/** As `object`, for what may hold a password: the value is never shown. */
+function objectUnshown(value: unknown, path: string, such: string): Record<string, unknown> {
+  if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
+  throw new InvalidOptionError(
+    `${path} must be an object such as ${such}, not ${value === null ? 'null' : typeof value}`,
+  );
+}
+
+/** The value is never shown, nor an error that may quote it. */
+function assertUrl(url: unknown, path: string): void {
+  if (typeof url !== 'string' || !/^postgres(ql)?:\/\//.test(url)) {
+    throw new InvalidOptionError(`${path} must begin with postgres:// or postgresql://`);
+  }
+  try {
+    new Client({ connectionString: url });
+  } catch (error) {
+    const { code = 'no code' } = error as { code?: string };
+    throw new InvalidOptionError(
+      `${path} cannot be read (${code}): it must look like postgres://user:password@host:5432/database`,
+    );
+  }
 }
 
 /** Checks a kind's options and nothing else; `path` says where they stand. */

@@ -36,7 +36,7 @@ export async function prepareSchema(direct: ClientConfig, schema: Schema, option
     if (missing.length > 0 && !options.migrate) {
       throw new SchemaError(
         `Schema ${schema.name} lacks ${missing.map(({ name }) => name).join(', ')}. Set migrate: true, run TypeORM's migration:run, ` +
-          `or let your DBA run what 'npx leasehold migration-sql --schema ${schema.name}' prints`,
+          `or let your DBA run what 'npx leasehold migration-sql --schema ${/^[\w-]+$/.test(schema.name) ? schema.name : JSON.stringify(schema.name)}' prints`,
       );
     }
     if (missing.length > 0) await migrate(run, schema);

@@ -30,9 +30,9 @@ export class Schema {
   }
 
   static assertValid(name: string): void {
-    const bytes = Buffer.byteLength(name);
+    const bytes = typeof name === 'string' ? Buffer.byteLength(name) : 0;
     const wrong =
-      typeof name !== 'string' || name === ''
+      bytes === 0
         ? 'must be a non-empty string'
         : bytes > MAX_IDENTIFIER_BYTES
           ? `must be at most ${MAX_IDENTIFIER_BYTES} bytes long (it has ${bytes}), PostgreSQL would cut it silently`

@@ -58,11 +58,7 @@ export class Session {
     if (this.client) destroy(this.client);
   }
 
-  query<R extends QueryResultRow>(
-    text: string,
-    values: unknown[] = [],
-    timeoutMs = this.timeoutMs,
-  ): Promise<R[]> {
+  query<R extends QueryResultRow>(text: string, values: unknown[] = [], timeoutMs = this.timeoutMs): Promise<R[]> {
     // One at a time, so that each has its whole limit to itself.
     const before = this.last;
     const answer = before.then(() => {

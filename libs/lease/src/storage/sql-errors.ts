@@ -28,8 +28,12 @@ export const isConnectionError = (error: unknown): boolean => {
   );
 };
 
-/** The statement was refused for what it contained (encoding, size, syntax of a value): one bad row, not a bad moment. */
-export const isContentError = (error: unknown): boolean => /^(22|54)/.test(codeOf(error));
+/**
+ * The statement was refused for what it contained (encoding, size, syntax of a value, or a constraint or trigger that an operator added): one
+ * bad row, not a bad moment.
+ */
+export const isContentError = (error: unknown): boolean =>
+  /^(22|23|54|P0)/.test(codeOf(error)) && !isPartitionMissing(error);
 
 export const errorText = (error: unknown): string => {
   if (!(error instanceof Error)) return String(error);

@@ -1,7 +1,9 @@
+import { inLiteral } from '../storage/schema/quote';
+
 /** Registers a worker: one new row, never an old one revived. Locks nothing. */
 export const registerSql = (s: string): string => `
   INSERT INTO ${s}.workers (id, name, host, pid, version, state, queues, kinds, concurrency, ttl_ms, lock_no, incarnation, expires_at)
-  VALUES ($1, $2, $3, $4, $5, 'live', $6, $7, $8, $9, nextval('${s.replaceAll("'", "''")}.lock_numbers'), ${s}.incarnation_v1(),
+  VALUES ($1, $2, $3, $4, $5, 'live', $6, $7, $8, $9, nextval('${inLiteral(s)}.lock_numbers'), ${s}.incarnation_v1(),
     clock_timestamp() + $9::bigint * interval '1 ms')
   RETURNING lock_no`;
 

@@ -2,6 +2,7 @@ import type { MigrationInterface, QueryRunner } from 'typeorm';
 import { functionsSql } from '../schema/functions.sql';
 import { tablesSql } from '../schema/tables.sql';
 import { viewsSql } from '../schema/views.sql';
+import { inLiteral } from '../schema/quote';
 
 type MigrationClass = new () => MigrationInterface;
 
@@ -37,7 +38,7 @@ export const core = (s: string): MigrationClass =>
       }
       await runner.query(`DROP SEQUENCE ${s}.tokens, ${s}.positions, ${s}.lock_numbers`);
       await runner.query(`DO $do$ DECLARE f regprocedure; BEGIN
-        FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '${s.replaceAll("'", "''")}'::regnamespace
+        FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '${inLiteral(s)}'::regnamespace
           AND proname ~ '_v[0-9]+$' LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP; END $do$`);
     }
   };

@@ -1,3 +1,5 @@
+import { inLiteral } from './quote';
+
 /**
  * The tables (DESIGN: "the table is the state"). `s` is the quoted schema name.
  *
@@ -28,7 +30,7 @@ export const tablesSql = (s: string): string[] => [
 
   `CREATE TABLE ${s}.ready (
     job_id    bigint NOT NULL,
-    position  bigint NOT NULL DEFAULT nextval('${s.replaceAll("'", "''")}.positions'),  -- below zero: given back, head of its lane
+    position  bigint NOT NULL DEFAULT nextval('${inLiteral(s)}.positions'),  -- below zero: given back, head of its lane
     attempt   int NOT NULL DEFAULT 0,
     crashes   int NOT NULL DEFAULT 0,
     releases  int NOT NULL DEFAULT 0,

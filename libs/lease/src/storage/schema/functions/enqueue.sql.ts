@@ -1,3 +1,5 @@
+import { inLiteral } from '../quote';
+
 /**
  * Enqueues any number of jobs from one JSON parameter and returns their ids in the order given, as text. Locks no existing
  * row. Each element: { queue, kind, payload, priority?, maxAttempts, maxCrashes, maxReleases, deadlineMs?, deadlineFrom,
@@ -11,7 +13,7 @@ DECLARE
   v_now timestamptz := clock_timestamp();  -- read once: with two readings a job due in between would get no row at all
 BEGIN
   WITH i AS MATERIALIZED (
-    SELECT nextval(pg_get_serial_sequence('${s.replaceAll("'", "''")}.jobs', 'id')) AS id, x.*,
+    SELECT nextval(pg_get_serial_sequence('${inLiteral(s)}.jobs', 'id')) AS id, x.*,
            coalesce(coalesce(x."runAt", v_now + x."delayMs" * interval '1 ms') <= v_now, true) AS due,
            coalesce(x."runAt", v_now + x."delayMs" * interval '1 ms') AS run_at,
            x."maxCrashes" <= 1 AS suspect

@@ -1,3 +1,5 @@
+import { inLiteral } from '../quote';
+
 /**
  * `incarnation_v1` names the server's present life: it changes at a restart (postmaster start), a crash restart (the
  * statistics are reset) and a promotion (timeline). Needs a primary; on a standby it raises, which is right: nothing of ours
@@ -19,7 +21,7 @@ export const incarnationSql = (s: string): string[] => [
     IF EXISTS (SELECT FROM ${s}.incarnation WHERE value = v_now) THEN RETURN false; END IF;
     UPDATE ${s}.incarnation SET value = v_now WHERE value <> v_now;
     IF NOT FOUND THEN RETURN false; END IF;
-    PERFORM setval('${s.replaceAll("'", "''")}.tokens', nextval('${s.replaceAll("'", "''")}.tokens') + 1000000);
+    PERFORM setval('${inLiteral(s)}.tokens', nextval('${inLiteral(s)}.tokens') + 1000000);
     RETURN true;
   END $$`,
 ];

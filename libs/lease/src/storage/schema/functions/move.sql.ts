@@ -1,3 +1,5 @@
+import { inLiteral } from '../quote';
+
 /**
  * The one function that takes a job out of a lease (law 7: every path back to the queue does the same accounting). Settles,
  * drains, give-backs and all three ways of rescue call it.
@@ -119,7 +121,7 @@ BEGIN
   ), r AS (
     -- Given back: to the head of its lane, first in, first out.
     INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
-    SELECT k.job_id, nextval('${s.replaceAll("'", "''")}.positions') - 4611686018427387904, k.new_attempt, k.new_crashes, k.new_releases,
+    SELECT k.job_id, nextval('${inLiteral(s)}.positions') - 4611686018427387904, k.new_attempt, k.new_crashes, k.new_releases,
       k.new_snoozes, k.priority, k.new_suspect, k.queue, k.kind
     FROM k WHERE k.new_place = 'ready' ORDER BY k.token
   )

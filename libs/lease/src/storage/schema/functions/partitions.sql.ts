@@ -1,3 +1,5 @@
+import { inLiteral } from '../quote';
+
 /**
  * Makes the partitions of `finished` for the UTC days from yesterday to `p_days` ahead. CREATE + CHECK + ATTACH: attaching
  * a table that already proves its bounds takes only SHARE UPDATE EXCLUSIVE on the parent, so settles go on. Two callers
@@ -9,7 +11,7 @@ CREATE FUNCTION ${s}.ensure_partitions_v1(p_days int) RETURNS int LANGUAGE plpgs
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '3s' AS $fn$
 DECLARE
   v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                    WHERE c.oid = '${s.replaceAll("'", "''")}.finished'::regclass);
+                    WHERE c.oid = '${inLiteral(s)}.finished'::regclass);
   v_day date;
   v_name text;
   v_made int := 0;

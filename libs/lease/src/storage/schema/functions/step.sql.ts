@@ -1,4 +1,5 @@
 import { MAX_DELAY_MS } from '../../../errors';
+import { inLiteral } from '../quote';
 
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
@@ -71,10 +72,10 @@ BEGIN
       END IF;
 
       WITH c AS MATERIALIZED (
-        SELECT r.row_id, r.job_id, r.priority, r.position
+        SELECT r.row_id
         FROM unnest(p_queues, p_kinds, v_counts) AS l(q, k, n)
         CROSS JOIN LATERAL (
-          SELECT r.ctid AS row_id, r.job_id, r.priority, r.position FROM ${s}.ready r
+          SELECT r.ctid AS row_id FROM ${s}.ready r
           WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
           ORDER BY r.priority, r.position LIMIT least(l.n, p_want) FOR UPDATE SKIP LOCKED) r
         WHERE l.n > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
@@ -85,10 +86,10 @@ BEGIN
 
     IF p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
       WITH c AS MATERIALIZED (
-        SELECT r.row_id, r.job_id, r.priority, r.position
+        SELECT r.row_id
         FROM unnest(p_queues, p_kinds) AS l(q, k)
         CROSS JOIN LATERAL (
-          SELECT r.ctid AS row_id, r.job_id, r.priority, r.position FROM ${s}.ready r
+          SELECT r.ctid AS row_id FROM ${s}.ready r
           WHERE r.queue = l.q AND r.kind = l.k AND r.suspect
           ORDER BY r.priority, r.position LIMIT 1 FOR UPDATE SKIP LOCKED) r
         WHERE NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
@@ -98,28 +99,31 @@ BEGIN
   END IF;
 END $fn$`;
 
-/** Moves the rows that `c` chose and locked from `ready` into `leases`. `jobs` is joined once: twice costs another µs a job. */
-const takeSql = (s: string): string => `, j AS MATERIALIZED (
-        SELECT c.row_id, j.id, j.payload, j.deadline_ms, j.max_attempts, j.created_at, j.tags,
-          sum(octet_length(j.payload::text)) OVER w AS bytes, row_number() OVER w AS nth
-        FROM c JOIN ${s}.jobs j ON j.id = c.job_id
-        WINDOW w AS (ORDER BY c.priority, c.position ROWS UNBOUNDED PRECEDING)
-      ), d AS (
-        DELETE FROM ${s}.ready r
-        WHERE r.ctid = ANY (ARRAY (SELECT j.row_id FROM j WHERE j.bytes <= p_bytes OR j.nth = 1))
-        RETURNING r.*
+/**
+ * Moves the rows that `c` chose and locked from `ready` into `leases`. Only what the DELETE really took is leased. `jobs` is joined
+ * once, after it: twice costs another µs a job, and a join between two CTEs would be a nested loop over both (with hash joins switched
+ * off: 49 µs a job instead of 13). What does not fit into `p_bytes` goes back to where it was, in the same statement.
+ */
+const takeSql = (s: string): string => `, d AS (
+        DELETE FROM ${s}.ready r WHERE r.ctid = ANY (ARRAY (SELECT c.row_id FROM c)) RETURNING r.*
       ), m AS MATERIALIZED (
-        SELECT d.*, nextval('${s.replaceAll("'", "''")}.tokens') AS token, clock_timestamp() AS claimed_at,
-          -- Whatever was written into these numbers by hand: one row that overflows would stop its whole lane.
-          j.payload, least(j.deadline_ms, ${MAX_DELAY_MS}) AS deadline_ms, j.max_attempts, j.created_at, j.tags,
-          least(d.attempt, 2147483646) + 1 AS new_attempt
-        FROM d JOIN j ON j.id = d.job_id
+        SELECT d.*, j.payload, j.deadline_ms, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
+          least(d.attempt, 2147483646) + 1 AS new_attempt,
+          sum(octet_length(j.payload::text)) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
+        FROM d JOIN ${s}.jobs j ON j.id = d.job_id
+        WINDOW w AS (ORDER BY d.priority, d.position ROWS UNBOUNDED PRECEDING)
+      ), t AS MATERIALIZED (
+        SELECT m.*, nextval('${inLiteral(s)}.tokens') AS token FROM m WHERE m.fits
+      ), back AS (
+        INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
+        SELECT m.job_id, m.position, m.attempt, m.crashes, m.releases, m.snoozes, m.priority, m.suspect, m.queue, m.kind
+        FROM m WHERE NOT m.fits
       ), u AS (
         INSERT INTO ${s}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority,
           suspect, worker_id, queue, kind)
-        SELECT m.job_id, m.token, p_claim_no, m.claimed_at, m.claimed_at + m.deadline_ms * interval '1 ms', m.new_attempt, m.crashes,
-          m.releases, m.snoozes, m.priority, m.suspect, p_worker, m.queue, m.kind FROM m
+        SELECT t.job_id, t.token, p_claim_no, t.claimed_at, t.claimed_at + t.deadline_ms * interval '1 ms', t.new_attempt, t.crashes,
+          t.releases, t.snoozes, t.priority, t.suspect, p_worker, t.queue, t.kind FROM t
       )
-      SELECT json_agg(json_build_array(m.job_id::text, m.token::text, m.kind, m.queue, m.new_attempt, m.priority, m.payload,
-        m.max_attempts, m.deadline_ms, m.claimed_at + m.deadline_ms * interval '1 ms', m.created_at, m.tags, m.crashes, m.suspect)
-        ORDER BY m.priority, m.position)::text INTO jobs FROM m;`;
+      SELECT json_agg(json_build_array(t.job_id::text, t.token::text, t.kind, t.queue, t.new_attempt, t.priority, t.payload,
+        t.max_attempts, t.deadline_ms, t.claimed_at + t.deadline_ms * interval '1 ms', t.created_at, t.tags, t.crashes, t.suspect)
+        ORDER BY t.priority, t.position)::text INTO jobs FROM t;`;
