@@ -130,8 +130,6 @@ describe('claiming', () => {
     const counts: number[] = [];
     await Promise.all(
       clients.map(async (client, i) => {
-        // As our own connections are, whatever the database's default.
-        await client.query("SET default_transaction_isolation = 'read committed'");
         // Inside the function some of these are pinned; from here they rule the rest.
         for (const name of [
           ['enable_material', 'enable_hashagg'],

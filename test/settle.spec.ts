@@ -174,7 +174,6 @@ describe('settling under the fence', () => {
       ).n;
     const before = await deadlocks();
     const clients = await Promise.all([db.client(), db.client()]);
-    for (const client of clients) await client.query("SET default_transaction_isolation = 'read committed'");
     const results = await Promise.all(
       [jobs, [...jobs].reverse()].map((list, i) =>
         clients[i]!.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [

@@ -18,10 +18,15 @@ export async function startWorkerProcess(
   options: Partial<LeaseOptions> = {},
   env: Record<string, string> = {},
 ): Promise<WorkerProcess> {
-  const process = startProcess(fixture('worker'), { env: { LEASE_URL: url, LEASE_OPTIONS: JSON.stringify(options), ...env } });
+  const process = startProcess(fixture('worker'), {
+    env: { LEASE_URL: url, LEASE_OPTIONS: JSON.stringify(options), ...env },
+  });
   const message = <T>(fits: (message: Record<string, unknown>) => boolean, timeoutMs?: number): Promise<T> =>
     process.next((value) => fits(value as Record<string, unknown>), timeoutMs) as Promise<T>;
-  const first = await message<{ ready?: string; failed?: string }>(({ ready, failed }) => ready !== undefined || failed !== undefined, 30_000);
+  const first = await message<{ ready?: string; failed?: string }>(
+    ({ ready, failed }) => ready !== undefined || failed !== undefined,
+    30_000,
+  );
   if (first.ready === undefined) throw new Error(`The worker did not start: ${first.failed}`);
   return {
     id: first.ready,
@@ -29,7 +34,12 @@ export async function startWorkerProcess(
     started: (jobId, timeoutMs) => message(({ started }) => started === jobId, timeoutMs),
     interrupted: (jobId, timeoutMs) => message(({ interrupted }) => interrupted === jobId, timeoutMs),
     event: async (type, timeoutMs) =>
-      (await message<{ event: LeaseEvent & { type: typeof type } }>(({ event }) => (event as LeaseEvent | undefined)?.type === type, timeoutMs)).event,
+      (
+        await message<{ event: LeaseEvent & { type: typeof type } }>(
+          ({ event }) => (event as LeaseEvent | undefined)?.type === type,
+          timeoutMs,
+        )
+      ).event,
     go: (jobId) => process.send({ go: jobId }),
   };
 }

@@ -50,7 +50,10 @@ interface AppSettings {
   url?: string;
 }
 
-export const rootModule = (db: Pick<TestDatabase, 'url'>, { handlers = [], options = {}, imports = [], url }: AppSettings = {}): Type => {
+export const rootModule = (
+  db: Pick<TestDatabase, 'url'>,
+  { handlers = [], options = {}, imports = [], url }: AppSettings = {},
+): Type => {
   class TestModule {}
   Module({
     imports: [
@@ -97,7 +100,11 @@ export async function startLeaseApp(db: Pick<TestDatabase, 'url'>, settings: App
 }
 
 /** Registers the process as a worker that claims by hand: a producer's application plus a registration and beats. */
-export async function startHandWorker(db: Pick<TestDatabase, 'url'>, kinds: string[], settings: AppSettings = {}): Promise<LeaseApp> {
+export async function startHandWorker(
+  db: Pick<TestDatabase, 'url'>,
+  kinds: string[],
+  settings: AppSettings = {},
+): Promise<LeaseApp> {
   const leaseApp = await startLeaseApp(db, { ...settings, options: { role: 'producer', ...settings.options } });
   const identity = await leaseApp.workers.register(kinds);
   await leaseApp.heartbeat.start(identity, () => undefined);

@@ -48,6 +48,9 @@ export function describeSessions(sessions: Session[]): string {
     .join('\n');
 }
 
+/** The run's isolation is there to try our product with; the statements of the test itself are written for this one. */
+const OWN_SETTINGS = '-c default_transaction_isolation=read\\ committed';
+
 /** A database of its own for a spec file, on the server of the run. */
 export class TestDatabase {
   private readonly pool: Pool;
@@ -59,7 +62,7 @@ export class TestDatabase {
     readonly url: string,
     private readonly adminUrl: string,
   ) {
-    this.pool = new Pool({ connectionString: url, max: 4, application_name: 'lh_test' });
+    this.pool = new Pool({ connectionString: url, max: 4, application_name: 'lh_test', options: OWN_SETTINGS });
     this.pool.on('error', () => undefined);
   }
 
@@ -92,7 +95,7 @@ export class TestDatabase {
 
   /** A session of the spec's own, for gates and locks; ended by {@link drop} at the latest. */
   async client(applicationName = 'lh_test_client'): Promise<Client> {
-    const client = new Client({ connectionString: this.url, application_name: applicationName });
+    const client = new Client({ connectionString: this.url, application_name: applicationName, options: OWN_SETTINGS });
     client.on('error', () => undefined);
     await client.connect();
     this.clients.push(client);
