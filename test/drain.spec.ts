@@ -60,11 +60,11 @@ describe('a drain', () => {
     const id = await api.jobs.enqueue('scripted', { sleepMs: 60_000, deaf: true });
     await victim.started(id);
     const heir = await startWorkerProcess(db.url);
-    await victim.process.kill('SIGTERM'); // Nest ends the process once its hooks have run.
+    victim.process.kill('SIGTERM'); // Nest ends the process once its hooks have run.
     await victim.process.exited;
     await heir.started(id);
     expect(await api.jobs.get(id)).toMatchObject({ attempt: 1, crashes: 0, releases: 1, runs: [{ outcome: 'dead' }] });
-    await heir.process.kill('SIGKILL');
+    heir.process.kill('SIGKILL');
     await heir.process.exited;
     await db.query(`DELETE FROM ${S}.leases`);
   });
@@ -74,7 +74,7 @@ describe('a drain', () => {
     for (let deploy = 0; deploy < 3; deploy++) {
       const worker = await startWorkerProcess(db.url, { shutdown: { timeout: 0, grace: '2s' } });
       expect(await worker.started(id)).toMatchObject({ attempt: 1 });
-      await worker.process.kill('SIGTERM');
+      worker.process.kill('SIGTERM');
       expect(await worker.interrupted(id)).toMatchObject({ reason: 'drain' });
       await worker.process.exited;
       expect(await api.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, releases: deploy + 1 });
@@ -85,7 +85,7 @@ describe('a drain', () => {
     const job = await api.jobs.get(id);
     expect(job).toMatchObject({ attempt: 1, releases: 3 });
     expect(job.runs!.map(({ outcome }) => outcome)).toEqual(['released', 'released', 'released']);
-    await last.process.kill('SIGTERM');
+    last.process.kill('SIGTERM');
     await last.process.exited;
   });
 

@@ -29,7 +29,7 @@ const claimAll = async (worker: LeaseApp, limit: number) =>
 describe('renewal', () => {
   it('R4 every worker is renewed, not only the leader, and the job leases with it', async () => {
     const workers = await Promise.all([startHandWorker(db, ['a']), startHandWorker(db, ['a'])]);
-    await workers[0]!.jobs.enqueueMany('a', [1, 2]);
+    await workers[0].jobs.enqueueMany('a', [1, 2]);
     for (const worker of workers) {
       const [claimed] = await claimAll(worker, 1);
       const before = (await worker.jobs.get(claimed!.job.id)).leaseExpiresAt!;
@@ -85,7 +85,7 @@ describe('renewal', () => {
       worker.claims.claim({ kinds: ['a'], limit: 1 }).catch(() => []),
     ];
     await gate.untilWaiting();
-    const before = await worker.heartbeat.silentMs;
+    const before = worker.heartbeat.silentMs;
     await eventually(
       async () =>
         (

@@ -61,7 +61,7 @@ describe('a killed process', () => {
     const id = await api.jobs.enqueue('scripted', { gate: true });
     await victim.started(id);
     const heir = await startWorkerProcess(db.url, defaults);
-    await victim.process.kill('SIGKILL');
+    victim.process.kill('SIGKILL');
     await heir.started(id);
     const dead = await api.workers.get(victim.id);
     expect(dead).toMatchObject({ state: 'dead', diedOf: 'session' });
@@ -77,7 +77,7 @@ describe('a killed process', () => {
     const id = await api.jobs.enqueue('scripted', { gate: true });
     await victim.started(id);
     const heir = await startWorkerProcess(db.url, ONLY('lease'));
-    await victim.process.kill('SIGKILL');
+    victim.process.kill('SIGKILL');
     await heir.started(id, 30_000);
     heir.go(id);
     expect(messages(await finished(id))).toEqual([RESCUE_TEXT.lease]);
@@ -102,9 +102,9 @@ describe('a killed process', () => {
       const id = await api.jobs.enqueue('scripted', { sleepMs: 60_000 });
       await victim.started(id);
       const heir = await startWorkerProcess(db.url, options);
-      await victim.process.kill(signal);
+      victim.process.kill(signal);
       expect(await heir.started(id)).toMatchObject({ attempt: 1 });
-      await heir.process.kill('SIGKILL');
+      heir.process.kill('SIGKILL');
       await heir.process.exited;
       await victim.process.exited;
       await db.query(`DELETE FROM ${S}.leases`);
@@ -117,11 +117,11 @@ describe('a frozen process', () => {
     const frozen = await startWorkerProcess(db.url);
     const id = await api.jobs.enqueue('scripted', { gate: true, deaf: true });
     const { token } = await frozen.started(id);
-    await frozen.process.kill('SIGSTOP');
+    frozen.process.kill('SIGSTOP');
     const heir = await startWorkerProcess(db.url);
     const second = await heir.started(id, 30_000);
     expect(BigInt(second.token)).toBeGreaterThan(BigInt(token));
-    await frozen.process.kill('SIGCONT');
+    frozen.process.kill('SIGCONT');
     frozen.go(id); // Its handler goes on as if nothing had happened, and returns.
     const refused = await frozen.event('job.refused');
     expect(refused).toMatchObject({ jobId: id, token });
@@ -133,7 +133,7 @@ describe('a frozen process', () => {
     expect(job).toMatchObject({ workerId: heir.id, token: second.token });
     expect(messages(job)).toEqual([RESCUE_TEXT.lease]); // Its session was there all the time.
     // Back at work under its new name.
-    await heir.process.kill('SIGKILL');
+    heir.process.kill('SIGKILL');
     const next = await api.jobs.enqueue('scripted', {});
     await frozen.started(next);
     expect((await api.workers.get(frozen.id))!.state).toBe('dead');
@@ -211,14 +211,14 @@ describe('the leader', () => {
     const victim = await holder(id);
     await victim.started(id);
     await fail(leader, proxy);
-    await victim.process.kill('SIGKILL');
+    victim.process.kill('SIGKILL');
     await victim.process.exited;
     const heir = await holder(id);
     await heir.started(id);
     heir.go(id);
     await finished(id);
     expect((await api.leader.current()).workerId).toBe(heir.id);
-    await leader.process.kill('SIGKILL');
+    leader.process.kill('SIGKILL');
     await leader.process.exited;
     await proxy.close();
   };

@@ -46,7 +46,7 @@ describe('the leader', () => {
     const doomed = await startWorkerProcess(db.url);
     await doomed.event('leader.acquired');
     const app = await startLeaseApp(db);
-    await doomed.process.kill('SIGKILL');
+    doomed.process.kill('SIGKILL');
     await leaderOf([app]);
   });
 
@@ -158,7 +158,7 @@ describe('an exclusive store', () => {
     const victim = await startWorkerProcess(db.url, defaults);
     const id = await api.jobs.enqueue('scripted', { gate: true });
     await victim.started(id);
-    await victim.process.kill('SIGKILL');
+    victim.process.kill('SIGKILL');
     await victim.process.exited;
     const shared = await startLeaseApp(db, { options: { ...defaults, role: 'worker' } });
     expect(await api.jobs.get(id)).toMatchObject({ state: 'running' });

@@ -211,10 +211,9 @@ describe('rescue by an expired lease', () => {
 describe('budgets', () => {
   it('R13 a crash costs no attempt; short of a conviction the last one never counts', async () => {
     // Two jobs of one dead worker: neither was alone, so neither can be the proven culprit however often it happens.
-    let ids: string[] = [];
     for (let round = 0; round < 6; round++) {
       const lot = await abandoned(2, EXPIRED);
-      ids = lot.jobIds;
+      const ids = lot.jobIds;
       await db.query(`UPDATE ${S}.leases SET crashes = 2 WHERE worker_id = $1`, [lot.id]);
       await rescueExpired();
       for (const id of ids)

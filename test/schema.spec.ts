@@ -238,7 +238,7 @@ describe('plans made on empty tables', () => {
     expect(taken).toBe(200);
     const after = await read();
     expect(after.seq - before.seq).toBe(0);
-    // A job is looked up some dozen times on its way; a scan of any index would be hundreds of thousands.
-    expect(after.entries - before.entries).toBeLessThan(taken * 50);
+    // Some dozens a job, dead entries at the head of a lane among them; one scan of an index in each turn would be millions.
+    expect(after.entries - before.entries).toBeLessThan(taken * 250);
   });
 });

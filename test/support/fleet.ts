@@ -21,8 +21,10 @@ export async function startWorkerProcess(
   const process = startProcess(fixture('worker'), {
     env: { LEASE_URL: url, LEASE_OPTIONS: JSON.stringify(options), ...env },
   });
-  const message = <T>(fits: (message: Record<string, unknown>) => boolean, timeoutMs?: number): Promise<T> =>
-    process.next((value) => fits(value as Record<string, unknown>), timeoutMs) as Promise<T>;
+  const message = async <T>(fits: (message: Record<string, unknown>) => boolean, timeoutMs?: number): Promise<T> => {
+    const found: unknown = await process.next((value) => fits(value), timeoutMs);
+    return found as T;
+  };
   const first = await message<{ ready?: string; failed?: string }>(
     ({ ready, failed }) => ready !== undefined || failed !== undefined,
     30_000,

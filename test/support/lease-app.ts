@@ -39,7 +39,7 @@ export interface LeaseApp {
   lifecycle: WorkerLifecycle;
   /** Everything that this process's events said, in order. */
   events: LeaseEvent[];
-  close(): Promise<void>;
+  close: () => Promise<void>;
 }
 
 interface AppSettings {
@@ -108,7 +108,7 @@ export async function startHandWorker(
   const leaseApp = await startLeaseApp(db, { ...settings, options: { role: 'producer', ...settings.options } });
   const identity = await leaseApp.workers.register(kinds);
   await leaseApp.heartbeat.start(identity, () => undefined);
-  const { close } = leaseApp;
+  const close = leaseApp.close.bind(leaseApp);
   leaseApp.close = async () => {
     await leaseApp.heartbeat.stop();
     await close();
