@@ -18,7 +18,7 @@ export class LeaseSetupError extends LeaseholdError {
   readonly code = 'LEASE_SETUP';
 }
 
-/** A job that cannot be enqueued as it is. Nothing was written. `field` names what to change. */
+/** A job that cannot be enqueued, or a question about jobs that cannot be answered, as it is. Nothing was written. `field` names what to change. */
 export class InvalidJobError extends LeaseholdError {
   readonly code = 'INVALID_JOB';
 

@@ -108,7 +108,7 @@ const takeSql = (s: string): string => `, d AS (
         DELETE FROM ${s}.ready r WHERE r.ctid = ANY (ARRAY (SELECT c.row_id FROM c)) RETURNING r.*
       ), m AS MATERIALIZED (
         -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
-        SELECT d.*, j.payload, least(j.deadline_ms, ${MAX_DELAY_MS}) AS deadline_ms, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
+        SELECT d.*, j.payload, CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
           least(d.attempt, 2147483646) + 1 AS new_attempt,
           sum(octet_length(j.payload::text)) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
         FROM d JOIN ${s}.jobs j ON j.id = d.job_id
