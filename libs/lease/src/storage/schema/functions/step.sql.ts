@@ -102,14 +102,16 @@ END $fn$`;
 /**
  * Moves the rows that `c` chose and locked from `ready` into `leases`. Only what the DELETE really took is leased. `jobs` is joined
  * once, after it: twice costs another µs a job, and a join between two CTEs would be a nested loop over both (with hash joins switched
- * off: 49 µs a job instead of 13). What does not fit into `p_bytes` goes back to where it was, in the same statement.
+ * off: 49 µs a job instead of 17). What does not fit into `p_bytes` goes back to where it was, in the same statement.
  */
 const takeSql = (s: string): string => `, d AS (
         DELETE FROM ${s}.ready r WHERE r.ctid = ANY (ARRAY (SELECT c.row_id FROM c)) RETURNING r.*
       ), m AS MATERIALIZED (
         -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
-        SELECT d.*, j.payload, CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
+        SELECT d.*, j.payload, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
           least(d.attempt, 2147483646) + 1 AS new_attempt,
+          -- Not least(): that makes a deadline of none.
+          CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms,
           sum(octet_length(j.payload::text)) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
         FROM d JOIN ${s}.jobs j ON j.id = d.job_id
         WINDOW w AS (ORDER BY d.priority, d.position ROWS UNBOUNDED PRECEDING)
