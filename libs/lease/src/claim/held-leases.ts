@@ -7,8 +7,12 @@ const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 /** One lease held by this process, from the claim's reply until its outcome is answered. */
 export class HeldLease {
-  private readonly controller = new AbortController();
+  private interruption: JobInterruptedError | undefined;
+  /** Made when somebody asks for the signal: most handlers of short jobs never do, and it costs more than all the rest. */
+  private controller: AbortController | undefined;
   private timer: NodeJS.Timeout | undefined;
+  /** Told once, when the job is interrupted. */
+  onInterrupt: ((reason: InterruptionReason) => void) | undefined;
   /** An outcome is on its way: "gone" is then no news. */
   settling = false;
   /** No longer ours; whatever is written for it is refused. */
@@ -17,11 +21,20 @@ export class HeldLease {
   constructor(readonly job: LeasedJob) {}
 
   get signal(): AbortSignal {
+    if (!this.controller) {
+      this.controller = new AbortController();
+      if (this.interruption) this.controller.abort(this.interruption);
+    }
     return this.controller.signal;
   }
 
   get interrupted(): InterruptionReason | undefined {
-    return this.controller.signal.aborted ? (this.controller.signal.reason as JobInterruptedError).reason : undefined;
+    return this.interruption?.reason;
+  }
+
+  /** Throws why the handler should stop, if it should. */
+  throwIfInterrupted(): void {
+    if (this.interruption) throw this.interruption;
   }
 
   /** Milliseconds to the deadline on this process's monotonic clock; Infinity if there is none. */
@@ -32,7 +45,10 @@ export class HeldLease {
 
   interrupt(reason: InterruptionReason, detail?: string): void {
     if (reason === 'lease-lost') this.lost = true;
-    if (!this.controller.signal.aborted) this.controller.abort(new JobInterruptedError(this.job.id, reason, detail));
+    if (this.interruption) return;
+    this.interruption = new JobInterruptedError(this.job.id, reason, detail);
+    this.controller?.abort(this.interruption);
+    this.onInterrupt?.(reason);
   }
 
   /** Calls back once when the deadline has passed. */

@@ -39,7 +39,7 @@ export class Lease {
    * its own. Call it before an effect that must not happen twice.
    */
   assertHeld(): void {
-    this.held.signal.throwIfAborted();
+    this.held.throwIfInterrupted();
     if (this.held.lost || !this.trusted()) {
       throw new LeaseLostError(
         this.held.job.id,

@@ -39,14 +39,11 @@ export class Runner {
       held.interrupt('deadline');
       this.report(job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
     });
-    const onAbort = (): void => {
-      const reason = held.interrupted;
-      if (reason) this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
-    };
-    held.signal.addEventListener('abort', onAbort, { once: true });
+    if (closed) return; // Its deadline passed while it stood in the buffer: no run.
+    held.onInterrupt = (reason) => this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
     if (this.events.wants('job.started')) this.events.emit({ type: 'job.started', ...ref(job) });
     const outcome = await this.outcomeOf(held);
-    held.signal.removeEventListener('abort', onAbort);
+    held.onInterrupt = undefined;
     if (closed) {
       // Already settled by its deadline: whatever the handler says now is late.
       this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
