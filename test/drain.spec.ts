@@ -5,6 +5,7 @@ import {
   type TestDatabase,
   createTestDatabase,
   eventually,
+  startHandWorker,
   startLeaseApp,
   startWorkerProcess,
 } from './support';
@@ -154,5 +155,37 @@ describe('a drain', () => {
     await db.query(`UPDATE ${S}.leases SET pause_requested = true WHERE job_id = $1`, [id]);
     await closing;
     expect(await api.jobs.get(id)).toMatchObject({ state: 'paused', attempt: 0 });
+  });
+
+  it('R24 of a process that claims by hand: its leases are told to stop, and it signs off when they are settled', async () => {
+    const worker = await startLeaseApp(db, {
+      options: { role: 'producer', shutdown: { timeout: '100ms', grace: '5s' } },
+    });
+    const identity = await worker.workers.register(['by-hand']);
+    await worker.heartbeat.start(identity, () => undefined);
+    const id = await worker.jobs.enqueue('by-hand', {});
+    const [claimed] = await worker.claims.claim({ kinds: ['by-hand'], limit: 1 });
+    claimed!.signal.addEventListener('abort', () => void worker.settle.release(claimed!.job));
+    await worker.close();
+    expect(claimed!.signal.reason).toMatchObject({ reason: 'drain' });
+    expect(await api.jobs.get(id)).toMatchObject({ state: 'ready', attempt: 0, releases: 1 });
+    expect(await api.workers.get(identity.id)).toMatchObject({ state: 'stopped' });
+    await db.query(`DELETE FROM ${S}.ready`);
+  });
+
+  it('R24 a job claimed by hand that ends on a stop request goes where the request says', async () => {
+    const worker = await startHandWorker(db, ['by-hand']);
+    for (const [request, state] of [
+      ['cancel', 'cancelled'],
+      ['pause', 'paused'],
+    ] as const) {
+      const id = await worker.jobs.enqueue('by-hand', {});
+      const [claimed] = await worker.claims.claim({ kinds: ['by-hand'], limit: 1 });
+      await db.query(`UPDATE ${S}.leases SET ${request}_requested = true WHERE job_id = $1`, [id]);
+      await worker.heartbeat.renew();
+      expect(claimed!.signal.aborted).toBe(true);
+      await worker.settle.stopped(claimed!.job);
+      expect((await worker.jobs.get(id)).state).toBe(state);
+    }
   });
 });

@@ -124,13 +124,13 @@ export class TcpProxy {
     };
   }
 
-  /** Ends everything; the port is free afterwards. */
   /** New connections go to this URL's server from here on, as behind an address that has moved. */
   retarget(url: string): void {
     const { hostname, port } = new URL(url);
     this.target = { host: hostname, port: Number(port) };
   }
 
+  /** Ends everything; the port is free afterwards. */
   async close(): Promise<void> {
     const closed = new Promise<void>((resolve) => this.listener.close(() => resolve()));
     this.cut();

@@ -59,7 +59,7 @@ export interface PreparedJob {
 }
 
 /**
- * Checks a job and resolves its budgets: job over kind over queue over module.
+ * Checks a job and resolves its budgets: job over kind over module. (A queue's own deadline is looked up by `enqueue_v1`.)
  * @throws InvalidJobError naming the field; nothing has been written
  */
 export async function prepareJob(

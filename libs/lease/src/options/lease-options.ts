@@ -42,7 +42,7 @@ export interface ConnectionOptions {
   options?: PoolConfig;
   /** Where session locks work, if the connection above goes through a transaction-mode pooler such as PgBouncer. */
   directUrl?: string;
-  /** Connections in our own pool. Default: from `concurrency`, 2 to 10. Two more are held: the beat's and the leader's. */
+  /** Connections in our own pool. Default: from `concurrency`, 3 to 10. Two more are held: the beat's and the leader's. */
   poolMax?: number;
   /** Client-side limit of one query; after it the connection is destroyed. Default 10 s. */
   queryTimeout?: Duration;

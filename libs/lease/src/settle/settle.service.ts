@@ -51,6 +51,11 @@ export class SettleService {
     await this.write(job, { event: 'release' });
   }
 
+  /** It ended on a stop request: cancelled or paused, as the lease says; given back if no request is there any more. */
+  async stopped(job: LeasedJob): Promise<void> {
+    await this.write(job, { event: 'stopped' });
+  }
+
   private async write(job: LeasedJob, outcome: Outcome): Promise<void> {
     const { applied } = await this.exchange.settle(job, outcome);
     if (!applied) throw new LeaseLostError(job.id, job.token);

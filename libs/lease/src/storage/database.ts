@@ -1,6 +1,6 @@
 import { Injectable, Logger } from '@nestjs/common';
 import { type Client, Pool, type PoolClient, type QueryResultRow } from 'pg';
-import { NotRunningError } from '../errors';
+import { NotRunningError, SchemaError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
 import {
@@ -80,7 +80,7 @@ export class Database {
   private async openOnce(): Promise<void> {
     await assertServerFits(this.targets, this.options);
     // Both on connections of their own, so that a boot which fails later leaves no session in the pool.
-    await prepareSchema(this.targets.direct, this.schema, this.options);
+    await prepareSchema(this.targets.direct, this.schema, this.options).catch(explainPooler);
   }
 
   /** Runs one statement. Conflicts (40001, 40P01) are repeated with growing pauses, other errors are not (R19). */
@@ -193,4 +193,16 @@ export class Database {
     this.closed = true;
     await within(this.options.connection.queryTimeoutMs, this.pool.end());
   }
+}
+
+/** PgBouncer and its like refuse start-up settings; without them our isolation and limits would be the pooler's. */
+function explainPooler(error: unknown): never {
+  if (error instanceof Error && /unsupported startup parameter/.test(error.message)) {
+    throw new SchemaError(
+      `The connection goes through a pooler (${error.message}): set connection.directUrl to a URL that goes straight to PostgreSQL, for the ` +
+        'session locks and LISTEN; the pool may then go through the pooler',
+      { cause: error },
+    );
+  }
+  throw error;
 }

@@ -28,7 +28,7 @@ export class MainSession {
     const settings = {
       ...SESSION_SETTINGS,
       application_name: 'leasehold main',
-      statement_timeout: options.leader.probeMs,
+      statement_timeout: Math.floor(options.leader.probeMs * 0.8),
       idle_session_timeout: idleMs,
       idle_in_transaction_session_timeout: idleMs,
       client_connection_check_interval: 1000,

@@ -17,6 +17,9 @@ import { errorText } from '../storage/sql-errors';
 import { HandlerRegistry } from '../handlers/handler-registry';
 import { WorkersService } from './workers.service';
 
+/** How often a drain looks whether leases that were claimed by hand are settled. */
+const BUSY_LOOK_MS = 50;
+
 type State = 'idle' | 'starting' | 'running' | 'draining' | 'drained';
 
 /** The parts that a worker process has beyond its registration, started and stopped together. */
@@ -110,33 +113,42 @@ export class WorkerLifecycle {
     const began = this.state;
     this.state = 'draining';
     this.ending.abort();
-    if (began !== 'running') {
+    const id = this.workers.current?.id;
+    // A producer that was registered by hand has something to sign off too.
+    if (began !== 'running' && id === undefined) {
       this.state = 'drained';
       return;
     }
     const { timeoutMs, graceMs } = this.options.shutdown;
-    const id = this.workers.current?.id;
     this.dispatcher.close();
     if (id !== undefined) await this.quietly('announce the drain', () => this.workers.drain(id));
     await this.dispatcher.stop();
-    if (!(await within(timeoutMs, this.dispatcher.allEnded()))) {
+    if (!(await within(timeoutMs, this.allEnded()))) {
       for (const lease of this.held.all()) lease.interrupt('drain');
-      await within(graceMs, this.dispatcher.allEnded());
+      await within(graceMs, this.allEnded());
     }
     await within(this.options.connection.queryTimeoutMs, this.exchange.idle());
     const { session, leader, rescueLoop } = this.parts;
     await rescueLoop.stop();
     await leader.stop();
     await session.stop();
-    if (this.dispatcher.runningCount === 0) return this.signOff(id);
+    if (!this.isBusy) return this.signOff(id);
     this.logger.warn(
-      `${this.dispatcher.runningCount} handlers ignore the abort: their leases stay while they run, and are rescued if this process ends before`,
+      `${Math.max(this.dispatcher.runningCount, this.held.size)} jobs ignore the abort: their leases stay while they run, and are rescued if this process ends before`,
     );
     this.heartbeat.unref();
-    void this.dispatcher
-      .allEnded()
-      .then(() => this.exchange.idle())
-      .then(() => this.signOff(id));
+    void this.allEnded().then(() => this.signOff(id));
+  }
+
+  /** Handlers that run, outcomes that wait for their answers, and leases claimed by hand that are not settled. */
+  private get isBusy(): boolean {
+    return this.dispatcher.runningCount > 0 || this.held.size > 0;
+  }
+
+  private async allEnded(): Promise<void> {
+    await this.dispatcher.allEnded();
+    await this.exchange.idle();
+    while (this.isBusy) await unrefSleep(BUSY_LOOK_MS);
   }
 
   /** A start on its way is let to its end, which is near; one that waits for an absent database is given up. */
@@ -221,3 +233,5 @@ export class WorkerLifecycle {
     }
   }
 }
+
+const unrefSleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms).unref());
