@@ -140,9 +140,9 @@ export class WorkerLifecycle {
     void this.allEnded().then(() => this.signOff(id));
   }
 
-  /** Handlers that run, outcomes that wait for their answers, and leases claimed by hand that are not settled. */
+  /** Handlers that run, and leases (also those claimed by hand) without an answered outcome, for as long as beats keep them. */
   private get isBusy(): boolean {
-    return this.dispatcher.runningCount > 0 || this.held.size > 0;
+    return this.dispatcher.runningCount > 0 || (this.held.size > 0 && this.heartbeat.trusted);
   }
 
   private async allEnded(): Promise<void> {
