@@ -29,7 +29,7 @@ describe('eventually', () => {
     expect(value).toBe('after 5');
   });
 
-  it('tells the last error, the state and both clocks when it gives up', async () => {
+  it('R38 tells the last error, the state and both clocks when it gives up', async () => {
     const failing = eventually(
       () => {
         expect(1).toBe(2);
