@@ -1,5 +1,6 @@
 import { Injectable } from '@nestjs/common';
 import { InvalidOptionError, NotRunningError } from '../errors';
+import { RESCUE_TEXT } from '../rescue/rescue.service';
 import { Database } from '../storage/database';
 import { WorkersService } from '../workers/workers.service';
 import { Exchange } from './exchange';
@@ -26,7 +27,7 @@ export interface ClaimedJob {
 /**
  * Claims jobs by hand, for code that steers itself: `claim`, do the work, then settle with SettleService. Of any number of rivals
  * exactly one gets a job (R1). Needs a registered worker (`WorkersService.register`, `HeartbeatService.start`); its beats renew these
- * leases and compare them with the database like all others. Nobody watches the deadline here but the rescue.
+ * leases and compare them with the database like all others. At its deadline the signal aborts and the lease is given up.
  */
 @Injectable()
 export class ClaimService {
@@ -72,9 +73,20 @@ export class ClaimService {
           : 'The reply to the claim was lost; what it may have leased is given back by the next beat',
       );
     }
-    return reply.jobs
-      .map((job) => this.held.get(job.key))
-      .filter((held): held is HeldLease => held !== undefined)
-      .map((held) => ({ job: held.job, signal: held.signal }));
+    const held = reply.jobs
+      .map(({ key }) => this.held.get(key))
+      .filter((lease): lease is HeldLease => lease !== undefined);
+    if (workerId !== this.workers.current?.id) {
+      for (const { job } of held) void this.exchange.settle(job, { event: 'giveback' });
+      throw new NotRunningError(`Worker ${workerId} was lost while it claimed; what it got was given back`);
+    }
+    for (const lease of held) {
+      lease.onDeadline(() => {
+        if (lease.settling) return;
+        lease.interrupt('deadline');
+        void this.exchange.settle(lease.job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
+      });
+    }
+    return held.map(({ job, signal }) => ({ job, signal }));
   }
 }

@@ -86,7 +86,8 @@ export class Dispatcher implements Claimer {
       return undefined;
     if (monotonicMs() < this.pausedUntil) return undefined;
     const idle = this.held.size === 0 && this.running.size === 0;
-    if (!idle && this.suspectsWaitTooLong) return undefined;
+    // Not while a handler that lost its lease runs on: it might for ever, and the suspects are for other processes then.
+    if (!idle && this.suspectsWaitTooLong && !this.hasAbandoned) return undefined;
     const suspects = !idle || !this.lanes.hasSuspects ? 0 : this.suspectsWaitTooLong ? 2 : 1;
     const lanes = this.lanes.toClaim(suspects).filter(([, kind]) => this.slots.room(kind) > 0);
     const want = Math.min(this.slots.roomInAll(), this.options.concurrency + this.options.buffer.max);
@@ -112,6 +113,11 @@ export class Dispatcher implements Claimer {
       return;
     }
     const { jobs } = reply;
+    if (request.workerId !== this.workerId) {
+      // Claimed under an identity that was lost meanwhile: others may have these jobs already, or soon.
+      for (const job of jobs) void this.exchange.settle(job, { event: 'giveback' });
+      return;
+    }
     this.markEmptied(request, reply);
     for (const job of jobs) {
       const held = this.held.get(job.key);
@@ -166,6 +172,12 @@ export class Dispatcher implements Claimer {
 
   private giveBack(claimedBefore: number): void {
     for (const { job } of this.slots.takeStale(claimedBefore)) void this.exchange.settle(job, { event: 'giveback' });
+  }
+
+  /** Handlers whose lease is gone and that have not ended. */
+  private get hasAbandoned(): boolean {
+    for (const { job } of this.running.values()) if (!this.held.get(job.key)) return true;
+    return false;
   }
 
   private get suspectsWaitTooLong(): boolean {

@@ -78,8 +78,9 @@ export class Exchange {
     this.wake();
   }
 
-  /** Records an outcome. Resolves when the database has answered, however long that takes. */
+  /** Records an outcome. Resolves when the database has answered, however long that takes; at once, as refused, after `stop`. */
   settle(job: LeasedJob, outcome: Outcome): Promise<Answer> {
+    if (this.stopping.signal.aborted) return Promise.resolve({ applied: false });
     const lease = this.held.get(job.key);
     if (lease) lease.settling = true;
     return new Promise((resolve) => {
@@ -193,7 +194,7 @@ export class Exchange {
     const workerId = claim?.workerId ?? completions[0]?.job.workerId ?? '';
     // A claim speaks for one worker; completions of an earlier identity go on their own.
     if (claim && completions[0] && completions[0].job.workerId !== workerId) {
-      void this.sendStep(completions, undefined);
+      this.pending.unshift(...completions);
       completions = [];
     }
     try {
@@ -228,6 +229,11 @@ export class Exchange {
       if (row?.refused) return { ok: false, refused: true };
       return { ok: true, jobs, bytes: text?.length ?? 0 };
     } catch (error) {
+      if (claim && completions.length > 0 && isContentError(error)) {
+        // It may be the claim that was refused: no verdict on an outcome that did not go alone.
+        await this.sendStep(completions, undefined);
+        completions = [];
+      }
       await this.failed(completions, error);
       return { ok: false, refused: false };
     } finally {

@@ -88,7 +88,7 @@ export class Lanes {
       // Made before the poll: a call to look again that comes while it is on the wire must not be lost.
       this.nap = new AbortController();
       const waitMs = await this.poll();
-      if (waitMs > 0) await sleep(waitMs, AbortSignal.any([signal, this.nap.signal]));
+      if (waitMs > 0) await sleep(waitMs, this.nap.signal); // `stop` ends the nap too.
     }
   }
 
@@ -108,9 +108,10 @@ export class Lanes {
       this.suspects = new Map((row?.suspects ?? []).map((lane) => [keyOf(lane), lane]));
       this.onFound();
       if (row?.promoted === PROMOTE_LIMIT) return 0;
-      return row?.next_due_ms == null
-        ? this.options.pollMs
-        : Math.max(1, Math.min(this.options.pollMs, Number(row.next_due_ms)));
+      const { pollMs } = this.options;
+      const nextMs = row?.next_due_ms == null ? pollMs : Number(row.next_due_ms);
+      // Due and not promoted: somebody else has the row locked, and asking at once would be a busy loop.
+      return nextMs <= 0 ? pollMs : Math.min(pollMs, nextMs);
     } catch (error) {
       this.trouble.warn('poll', `Poll failed: ${errorText(error)}`);
       return this.options.pollMs;

@@ -36,6 +36,8 @@ export class BeatAgent {
     const settings = {
       ...SESSION_SETTINGS,
       statement_timeout: Math.floor(this.limitMs * 0.8),
+      // A session that no beat uses any more is a ghost (frozen, cut off): it must not hold its locks for as long as TCP would.
+      idle_session_timeout: config.ttlMs,
       // Lets the server notice soon that this process is gone while a statement of ours still runs.
       client_connection_check_interval: 1000,
     };
@@ -118,6 +120,7 @@ export class BeatAgent {
       this.memory.stuck,
       blockedMs,
       this.clockSkewMs,
+      this.config.lockNo,
     ]);
     if (!row) {
       this.post({ type: 'dead' });
@@ -125,7 +128,7 @@ export class BeatAgent {
     }
     this.clockSkewMs = clampInt(wallClockMs() - row.now_ms);
     this.memory.lastGoodAt = sentAt;
-    this.post({ type: 'beat', no: ++this.no, state: row.state });
+    this.post({ type: 'beat', no: ++this.no, sentAt });
   }
 
   /** Compares the list with the database's, in chunks of contiguous token ranges that together cover all tokens. */

@@ -27,8 +27,8 @@ export interface AttestResult {
 
 /** From the beat to the service. */
 export type FromBeat =
-  /** The row was renewed; `no` numbers the beat. */
-  | { type: 'beat'; no: number; state: 'live' | 'draining' }
+  /** The row was renewed; `no` numbers the beat, `sentAt` is monotonic ms. */
+  | { type: 'beat'; no: number; sentAt: number }
   | { type: 'attested'; no: number; workerId: string; result: AttestResult }
   /** The worker's row is no longer live: it was declared dead. */
   | { type: 'dead' }

@@ -33,8 +33,9 @@ export function startBeat(
   thread.on('message', onMessage);
   let stopping = false;
   const exited = new Promise<void>((resolve) => thread.once('exit', () => resolve()));
-  thread.on('error', (error) => !stopping && onExit(error.message));
-  thread.on('exit', (code) => !stopping && onExit(`the beat thread ended with code ${code}`));
+  let why: string | undefined;
+  thread.on('error', (error) => (why = error.message)); // 'exit' follows.
+  thread.on('exit', (code) => !stopping && onExit(why ?? `the beat thread ended with code ${code}`));
   // The thread must not keep the process alive, nor end before the drain: the service holds its own timer.
   thread.unref();
   return {

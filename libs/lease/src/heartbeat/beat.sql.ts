@@ -4,7 +4,7 @@
  */
 export const beatSql = (s: string): string => `
   UPDATE ${s}.workers SET beat_at = clock_timestamp(), expires_at = clock_timestamp() + $2::bigint * interval '1 ms',
-    incarnation = ${s}.incarnation_v1(), in_flight = $3, stuck = $4, loop_blocked_ms = $5, clock_skew_ms = $6
+    incarnation = ${s}.incarnation_v1(), in_flight = $3, stuck = $4, loop_blocked_ms = $5, clock_skew_ms = $6, lock_no = $7
   WHERE id = $1 AND state IN ('live', 'draining')
   RETURNING state, extract(epoch FROM clock_timestamp())::float8 * 1000 AS now_ms`;
 

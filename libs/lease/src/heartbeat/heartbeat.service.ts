@@ -11,6 +11,11 @@ import type { WorkerIdentity } from '../workers/workers.service';
 import { type AttestResult, BeatMemory, type FromBeat } from './beat-messages';
 import { type BeatRunner, startBeat } from './beat-runner';
 
+interface Waiter<T> {
+  resolve: (value: T) => void;
+  reject: (error: Error) => void;
+}
+
 /** Share of the TTL that is left to end the work before others may take it. */
 const MARGIN = 0.1;
 
@@ -28,11 +33,11 @@ export class HeartbeatService {
   private watch: NodeJS.Timeout | undefined;
   private identity: WorkerIdentity | undefined;
   private steadySince = 0;
-  private lastSeenGood = 0;
+  private lastSentAt = 0;
   private ready: { resolve(): void; reject(error: Error): void } | undefined;
   private fence: ((why: string) => void) | undefined;
-  private attestWaiters: ((result: AttestResult) => void)[] = [];
-  private beatWaiters: (() => void)[] = [];
+  private readonly attestWaiters = new Set<Waiter<AttestResult>>();
+  private readonly beatWaiters = new Set<Waiter<void>>();
 
   constructor(
     private readonly options: ResolvedOptions,
@@ -97,7 +102,7 @@ export class HeartbeatService {
         (message) => this.receive(identity, message),
         (why) => {
           this.trouble.warn('beat', `${why}; starting another`);
-          if (this.identity === identity) setTimeout(launch, 100).unref();
+          setTimeout(() => this.identity === identity && launch(), 100).unref();
         },
       );
     };
@@ -109,13 +114,19 @@ export class HeartbeatService {
       );
     }
     this.watch = setInterval(() => this.look(), Math.max(20, Math.min(250, lease.beatMs / 4)));
-    await first;
+    try {
+      await first;
+    } catch (error) {
+      if (this.identity === identity) await this.stop();
+      throw error;
+    }
   }
 
   /** Ends the beats and frees the session lock; a `start` that still waits for its first beat is refused. Idempotent. */
   async stop(): Promise<void> {
     this.identity = undefined;
     this.failStart(new NotRunningError('the beats were stopped before the first one'));
+    this.failWaiters('the beats were stopped');
     clearInterval(this.watch);
     const runner = this.runner;
     this.runner = undefined;
@@ -130,16 +141,42 @@ export class HeartbeatService {
   /**
    * Renews now, out of turn, and compares what this process holds with the database.
    * @returns what was found: leases gone, stop requests, leases that nobody here knew (they were given back)
+   * @throws NotRunningError without beats, or when none succeeds within a TTL
    */
   async renew(): Promise<AttestResult> {
-    const done = new Promise<AttestResult>((resolve) => this.attestWaiters.push(resolve));
-    this.runner?.post({ type: 'beat-now' });
-    return done;
+    return this.awaited(this.attestWaiters, () => this.runner?.post({ type: 'beat-now' }));
   }
 
-  /** Resolves after the next successful beat. */
-  nextBeat(): Promise<void> {
-    return new Promise((resolve) => this.beatWaiters.push(resolve));
+  /** Resolves after the next successful beat. @throws NotRunningError without beats, or when none succeeds within a TTL */
+  async nextBeat(): Promise<void> {
+    return this.awaited(this.beatWaiters);
+  }
+
+  private async awaited<T>(waiters: Set<Waiter<T>>, begin: () => void = () => undefined): Promise<T> {
+    if (!this.identity)
+      throw new NotRunningError(
+        'No beats are running: call WorkersService.register() and HeartbeatService.start() first',
+      );
+    let timer: NodeJS.Timeout | undefined;
+    let waiter: Waiter<T> | undefined;
+    try {
+      return await new Promise<T>((resolve, reject) => {
+        waiter = { resolve, reject };
+        waiters.add(waiter);
+        timer = setTimeout(
+          () => reject(new NotRunningError('No beat has succeeded for a TTL')),
+          this.options.lease.ttlMs,
+        );
+        begin();
+      });
+    } finally {
+      clearTimeout(timer);
+      if (waiter) waiters.delete(waiter);
+    }
+  }
+
+  private failWaiters(why: string): void {
+    for (const { reject } of [...this.attestWaiters, ...this.beatWaiters]) reject(new NotRunningError(why));
   }
 
   private look(): void {
@@ -154,7 +191,7 @@ export class HeartbeatService {
     if (this.identity !== identity) return;
     switch (message.type) {
       case 'beat':
-        return this.onBeat(identity, message.no);
+        return this.onBeat(identity, message);
       case 'attested':
         return this.onAttested(message.result, identity);
       case 'dead':
@@ -173,13 +210,13 @@ export class HeartbeatService {
     }
   }
 
-  private onBeat(identity: WorkerIdentity, no: number): void {
-    const now = monotonicMs();
-    if (this.steadySince === 0 || now - this.lastSeenGood > this.options.lease.beatMs * 2) this.steadySince = now;
-    this.lastSeenGood = now;
+  private onBeat(identity: WorkerIdentity, { no, sentAt }: FromBeat & { type: 'beat' }): void {
+    // By when they were sent: while this thread is blocked the beats go on, and their messages wait.
+    if (this.steadySince === 0 || sentAt - this.lastSentAt > this.options.lease.beatMs * 2) this.steadySince = sentAt;
+    this.lastSentAt = sentAt;
     this.ready?.resolve();
     this.ready = undefined;
-    for (const resolve of this.beatWaiters.splice(0)) resolve();
+    for (const { resolve } of this.beatWaiters) resolve();
     this.runner?.post({ type: 'held', no, attested: this.held.attested(identity.id) });
   }
 
@@ -194,7 +231,7 @@ export class HeartbeatService {
     }
     const unknown = result.unknown.filter(([jobId, token]) => !this.held.get(`${jobId}:${token}`));
     if (unknown.length > 0) void this.giveBack(unknown, identity);
-    for (const resolve of this.attestWaiters.splice(0)) resolve(result);
+    for (const { resolve } of this.attestWaiters) resolve(result);
   }
 
   /** Leases of a claim whose reply was lost: nobody runs them, so they go back at once instead of waiting for their deadline. */
@@ -232,7 +269,11 @@ export class HeartbeatService {
   private lose(why: string): void {
     const { identity, fence } = this;
     if (!identity) return;
+    // Before its first beat it holds nothing: the start has failed, and whoever called it decides.
+    if (this.ready)
+      return this.failStart(new NotRunningError(`Worker ${identity.id} was lost before its first beat: ${why}`));
     this.identity = undefined;
+    this.failWaiters(why);
     for (const lease of this.held.all()) if (lease.job.workerId === identity.id) lease.interrupt('lease-lost', why);
     fence?.(why);
   }

@@ -81,9 +81,9 @@ export interface LeaseOptions extends BudgetOptions {
     deadline?: boolean;
     /** Interval of ways 2 and 3. Default 5 s. */
     every?: Duration;
-    /** Interval of way 1's looks. Default 1 s. */
+    /** Interval of way 1's looks. Default 500 ms. */
     sessionEvery?: Duration;
-    /** How far apart way 1's two looks must be at least. Default 2 s. */
+    /** How far apart way 1's two looks must be at least. Default 2.5 s: a connection that was cut for 2 s is back by then. */
     sessionGrace?: Duration;
     /** Leases moved by one statement. Default 500. */
     batch?: number;

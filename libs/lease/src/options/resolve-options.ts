@@ -133,8 +133,8 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
       lease: rescue.get('lease', boolean, true),
       deadline: rescue.get('deadline', boolean, true),
       everyMs: rescue.get('every', duration(50, HOUR), 5000),
-      sessionEveryMs: rescue.get('sessionEvery', duration(50, HOUR), 1000),
-      sessionGraceMs: rescue.get('sessionGrace', duration(0, HOUR), 2000),
+      sessionEveryMs: rescue.get('sessionEvery', duration(50, HOUR), 500),
+      sessionGraceMs: rescue.get('sessionGrace', duration(0, HOUR), 2500),
       batch: rescue.get('batch', integer(1, 500), 500),
     },
     leader: {

@@ -6,7 +6,7 @@ import { ResolvedOptions } from '../options/lease-options';
 import type { Move, MoveRow } from '../settle/outcome';
 import { Database } from '../storage/database';
 import { monotonicMs } from '../storage/delays';
-import { errorText } from '../storage/sql-errors';
+import { errorText, isContentError } from '../storage/sql-errors';
 import { WorkersService } from '../workers/workers.service';
 import {
   leasesOfSql,
@@ -157,9 +157,30 @@ export class RescueService {
     return orphan ? this.candidatesOf(orphan) : [];
   }
 
-  /** Takes what was read, if it is still what was read (R11). @returns leases moved */
+  /**
+   * Takes what was read, if it is still what was read (R11). A row that the database refuses is left, and told of, and keeps no other from
+   * being rescued. @returns leases moved
+   */
   async take(candidates: RescueCandidate[], cause: RescueCause): Promise<number> {
-    if (candidates.length === 0) return 0;
+    const [only] = candidates;
+    if (!only) return 0;
+    try {
+      return await this.takeAll(candidates, cause);
+    } catch (error) {
+      if (!isContentError(error)) throw error;
+      if (candidates.length === 1) {
+        this.trouble.warn(
+          `row ${only.jobId}`,
+          `Job ${only.jobId} cannot be rescued, the database refuses the move: ${errorText(error)}`,
+        );
+        return 0;
+      }
+      const half = Math.ceil(candidates.length / 2);
+      return (await this.take(candidates.slice(0, half), cause)) + (await this.take(candidates.slice(half), cause));
+    }
+  }
+
+  private async takeAll(candidates: RescueCandidate[], cause: RescueCause): Promise<number> {
     const reason = RESCUE_TEXT[cause];
     const rows = await this.database.query<MoveRow & Record<string, unknown>>(rescueSql(this.s), [
       JSON.stringify(

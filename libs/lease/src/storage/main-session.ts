@@ -24,7 +24,7 @@ export class MainSession {
 
   constructor(database: Database, options: ResolvedOptions) {
     const { direct } = database.targets;
-    const idleMs = options.leader.probeMs * 3;
+    const idleMs = Math.max(options.leader.probeMs, options.leader.retryMs) * 3;
     const settings = {
       ...SESSION_SETTINGS,
       application_name: 'leasehold main',

@@ -2,6 +2,11 @@ import { Client, type ClientConfig, type Notification, type QueryResultRow } fro
 import { destroy, limitedQuery, ownTypes } from './connection';
 import { backoffMs, monotonicMs, sleep, within } from './delays';
 
+/** For this long after a loss it tries again in quick succession. */
+const HASTE_MS = 5000;
+const HASTY_PAUSE_MS = 200;
+const MOST_PAUSE_MS = 5000;
+
 export interface SessionHooks {
   /** Runs on each new connection before it counts as up, for example to take locks. A throw drops the connection. */
   onUp(session: Session): Promise<void>;
@@ -22,6 +27,8 @@ export class Session {
   private readonly ending = new AbortController();
   private running: Promise<void> | undefined;
   private isUp = false;
+  /** When the connection was last known to be up, or the session began. */
+  private upAt = monotonicMs();
   private last: Promise<unknown> = Promise.resolve();
 
   constructor(
@@ -80,7 +87,9 @@ export class Session {
         failures++;
         if (!this.ending.signal.aborted) this.hooks.onTrouble?.(error as Error);
       }
-      if (failures > 0) await sleep(backoffMs(failures), this.ending.signal);
+      // At first in haste: rescue waits only so long for a worker that is cut off for a moment.
+      const mostMs = monotonicMs() - this.upAt < HASTE_MS ? HASTY_PAUSE_MS : MOST_PAUSE_MS;
+      if (failures > 0) await sleep(backoffMs(failures, 50, mostMs), this.ending.signal);
     }
   }
 
@@ -108,6 +117,7 @@ export class Session {
       return true;
     } finally {
       const wasUp = this.isUp;
+      if (wasUp) this.upAt = monotonicMs();
       this.isUp = false;
       this.client = undefined;
       destroy(client);

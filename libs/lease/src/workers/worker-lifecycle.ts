@@ -46,6 +46,8 @@ export class WorkerLifecycle {
   private starting: Promise<void> | undefined;
   private draining: Promise<void> | undefined;
   private closing = false;
+  private readonly fenced = new Set<string>();
+  private comingBack: Promise<void> | undefined;
   private readonly ending = new AbortController();
 
   constructor(
@@ -95,7 +97,9 @@ export class WorkerLifecycle {
     session.start();
     leader.start();
     rescueLoop.start();
-    this.open();
+    // Lost again between its first beat and here: then it comes back first.
+    if (this.fenced.size > 0) this.comingBack ??= this.comeBack().finally(() => (this.comingBack = undefined));
+    else this.open();
   }
 
   /**
@@ -113,9 +117,11 @@ export class WorkerLifecycle {
     const began = this.state;
     this.state = 'draining';
     this.ending.abort();
+    await this.endComingBack();
     const id = this.workers.current?.id;
     // A producer that was registered by hand has something to sign off too.
     if (began !== 'running' && id === undefined) {
+      this.exchange.stop();
       this.state = 'drained';
       return;
     }
@@ -160,6 +166,13 @@ export class WorkerLifecycle {
     await ended;
   }
 
+  /** A registration on its way is let to its end, and signed off like any; one that waits for an absent database is given up. */
+  private async endComingBack(): Promise<void> {
+    const { comingBack } = this;
+    if (!comingBack) return;
+    while (!(await within(this.options.connection.queryTimeoutMs, comingBack))) await this.heartbeat.stop();
+  }
+
   private async signOff(id: string | undefined): Promise<void> {
     this.exchange.stop();
     if (id !== undefined && (await this.quietly('sign off', () => this.workers.stopped(id))) === false) {
@@ -184,7 +197,7 @@ export class WorkerLifecycle {
 
   private async enlist(): Promise<void> {
     const identity = await this.workers.register(this.parts.registry.kinds);
-    await this.heartbeat.start(identity, (why) => void this.onFenced(identity.id, why));
+    await this.heartbeat.start(identity, (why) => this.onFenced(identity.id, why));
   }
 
   private open(): void {
@@ -193,25 +206,33 @@ export class WorkerLifecycle {
     this.dispatcher.open(this.workers.currentId, limits, () => void this.heartbeat.renew().catch(() => undefined));
   }
 
-  /**
-   * This identity is lost: its jobs have been interrupted. What it still holds in the database goes back uncharged, and the process comes
-   * back under a new id as soon as the database answers.
-   */
-  private async onFenced(id: string, why: string): Promise<void> {
+  /** This identity is lost; its jobs have been interrupted. One way back at a time, however often it happens on the way. */
+  private onFenced(id: string, why: string): void {
     this.dispatcher.close();
     this.events.emit({ type: 'worker.fenced', workerId: id, message: why });
-    await this.heartbeat.stop();
-    this.workers.leave();
-    for (let tries = 0; this.state === 'running'; tries++) {
+    this.fenced.add(id);
+    this.comingBack ??= this.comeBack().finally(() => (this.comingBack = undefined));
+  }
+
+  /**
+   * What the lost identities still hold in the database goes back uncharged, and the process comes back under a new id as soon as the database
+   * answers.
+   */
+  private async comeBack(): Promise<void> {
+    for (let tries = 0; this.state === 'running' && this.fenced.size > 0; tries++) {
+      const ids = [...this.fenced];
       try {
-        await this.workers.retire(id);
+        await this.heartbeat.stop();
+        this.workers.leave();
+        for (const id of ids) await this.workers.retire(id);
         await this.parts.rescue.rescueOrphans();
         await this.enlist();
-        if (this.state === 'running') this.open();
-        return;
+        for (const id of ids) this.fenced.delete(id);
+        // In the same turn as the look at `fenced`: a loss after this begins anew.
+        if (this.state === 'running' && this.fenced.size === 0) this.open();
       } catch (error) {
         this.trouble.warn('enlist', `Cannot register again yet: ${errorText(error)}`);
-        await this.heartbeat.stop();
+        await this.removeRegistration();
         await sleep(backoffMs(tries, 100, 5000), this.ending.signal);
       }
     }

@@ -1,11 +1,13 @@
 import { inLiteral } from '../storage/schema/quote';
 
-/** Registers a worker: one new row, never an old one revived. Locks nothing. */
+/**
+ * Registers a worker: one new row, never an old one revived. Locks nothing. The lock number is handed out here and written by the first beat,
+ * when the session lock is held: until then way 1 has nothing to look for and cannot miss it.
+ */
 export const registerSql = (s: string): string => `
-  INSERT INTO ${s}.workers (id, name, host, pid, version, state, queues, kinds, concurrency, ttl_ms, lock_no, incarnation, expires_at)
-  VALUES ($1, $2, $3, $4, $5, 'live', $6, $7, $8, $9, nextval('${inLiteral(s)}.lock_numbers'), ${s}.incarnation_v1(),
-    clock_timestamp() + $9::bigint * interval '1 ms')
-  RETURNING lock_no`;
+  INSERT INTO ${s}.workers (id, name, host, pid, version, state, queues, kinds, concurrency, ttl_ms, incarnation, expires_at)
+  VALUES ($1, $2, $3, $4, $5, 'live', $6, $7, $8, $9, ${s}.incarnation_v1(), clock_timestamp() + $9::bigint * interval '1 ms')
+  RETURNING nextval('${inLiteral(s)}.lock_numbers')::int AS lock_no`;
 
 /** The drain has begun: no claim is granted after this commits. Locks the worker's row. */
 export const drainingSql = (s: string): string =>

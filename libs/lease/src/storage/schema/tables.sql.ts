@@ -133,7 +133,7 @@ export const tablesSql = (s: string): string[] => [
     kinds           text[] NOT NULL,
     concurrency     int NOT NULL,
     ttl_ms          bigint NOT NULL,
-    lock_no         int,                -- null: holds no session lock (behind a transaction-mode pooler), way 1 does not apply
+    lock_no         int,                -- null: before the first beat; way 1 then does not apply
     incarnation     text NOT NULL,
     started_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     beat_at         timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -50,7 +50,7 @@ BEGIN
 
   RETURN QUERY
   WITH m AS MATERIALIZED (
-    SELECT DISTINCT ON (x.job) x.* FROM json_to_recordset(p_moves) AS x(job bigint, token bigint, worker text, event text,
+    SELECT DISTINCT ON (x.job, x.token, x.worker) x.* FROM json_to_recordset(p_moves) AS x(job bigint, token bigint, worker text, event text,
       error json, reason text, "delayMs" bigint, result json, alone boolean)
     WHERE x.job = ANY (v_jobs)
   ), d AS (
