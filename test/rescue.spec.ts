@@ -1,4 +1,5 @@
 import { LeaseLostError, RESCUE_TEXT } from '@leasehold/nestjs';
+import { VanishedWorkers } from '@leasehold/nestjs/dist/rescue/vanished';
 import {
   type LeaseApp,
   RowGate,
@@ -114,12 +115,14 @@ describe('rescue by an expired lease', () => {
 
   it('R11 a worker never rescues what it is itself running', async () => {
     const worker = await startHandWorker(db, ['a']);
-    const id = await worker.jobs.enqueue('a', {}, { deadline: '1ms' });
+    const id = await worker.jobs.enqueue('a', {}, { deadline: '1h' });
     const [claimed] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
     await db.query(`UPDATE ${S}.workers SET ${EXPIRED} WHERE id = $1`, [worker.workers.currentId]);
+    await db.query(`UPDATE ${S}.leases SET deadline_at = clock_timestamp() - interval '1 s' WHERE job_id = $1`, [id]);
     expect(await worker.rescue.rescueExpired({ unguarded: true })).toBe(0);
     expect(await worker.rescue.rescueOverdue()).toBe(0);
     expect(await worker.jobs.get(id)).toMatchObject({ state: 'running' });
+    expect(await worker.workers.get(worker.workers.currentId)).toMatchObject({ state: 'live' });
     await worker.settle.complete(claimed!.job);
   });
 
@@ -232,6 +235,15 @@ describe('budgets', () => {
     );
   });
 
+  it('R13 a suspect that was not alone when its worker died is not convicted, however often', async () => {
+    const { id, jobIds } = await abandoned(2, EXPIRED);
+    await db.query(`UPDATE ${S}.leases SET suspect = true, crashes = 2 WHERE worker_id = $1`, [id]);
+    await rescueExpired();
+    for (const jobId of jobIds) {
+      expect(await rescuer.jobs.get(jobId)).toMatchObject({ state: 'ready', crashes: 2, suspect: true });
+    }
+  });
+
   it('R13 a suspect is claimed alone, by a worker that holds nothing else, and keeps it from claiming more', async () => {
     const worker = await startHandWorker(db, ['a', 'b']);
     const [plain, other] = await worker.jobs.enqueueMany('a', [1, 2]);
@@ -334,6 +346,11 @@ describe('rescue by a passed deadline', () => {
     expect(await rescuer.rescue.rescueOverdue()).toBe(1);
     await gate.release();
     expect(await rescuer.rescue.rescueOverdue()).toBe(0);
+    const [read] = await db.query<{ token: string }>(`SELECT token::text FROM ${S}.leases WHERE job_id = $1`, [
+      jobIds[0],
+    ]);
+    const late = { jobId: jobIds[0]!, token: read!.token, workerId: id, move: { event: 'deadline' } };
+    expect(await rescuer.rescue.take([late], 'deadline')).toBe(0); // As read before the deadline was moved.
     expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({ state: 'running' });
     await db.query(`UPDATE ${S}.workers SET ${EXPIRED} WHERE id = $1`, [id]);
     await rescueExpired();
@@ -366,6 +383,71 @@ describe('rescue by a passed deadline', () => {
       ),
     ).toContain('workers_live');
     await client.end();
+  });
+});
+
+describe('rescue by a lost session', () => {
+  const looks = async (times: number): Promise<number> => {
+    let moved = 0;
+    for (let i = 0; i < times; i++) {
+      moved += await rescuer.rescue.rescueVanished();
+      await new Promise((resolve) => setTimeout(resolve, 250));
+    }
+    return moved;
+  };
+
+  it('R9 R10 takes a worker of this server’s incarnation whose lock is nowhere, and none of an earlier one', async () => {
+    const earlier = await abandoned(1, 'lock_no = 2000000001');
+    expect(await looks(4)).toBe(0); // The server has restarted since it beat: it lost its session with everybody.
+    await db.query(`UPDATE ${S}.workers SET incarnation = ${S}.incarnation_v1() WHERE id = $1`, [earlier.id]);
+    expect(await looks(4)).toBe(1);
+    expect((await rescuer.jobs.get(earlier.jobIds[0]!)).runs).toMatchObject([
+      { outcome: 'dead', error: { message: RESCUE_TEXT.session } },
+    ]);
+  });
+
+  it('R11 a beat between the looks, or between the last look and the mark, saves it', async () => {
+    const { id, jobIds } = await abandoned(1, `lock_no = 2000000002, incarnation = ${S}.incarnation_v1()`);
+    for (let i = 0; i < 4; i++) {
+      await looks(1);
+      await db.query(`UPDATE ${S}.workers SET beat_at = clock_timestamp() WHERE id = $1`, [id]);
+    }
+    expect(await rescuer.jobs.get(jobIds[0]!)).toMatchObject({ state: 'running' });
+    await looks(1);
+    const renewal = await RowGate.hold(db, `UPDATE ${S}.workers SET beat_at = clock_timestamp() WHERE id = $1`, [id]);
+    await new Promise((resolve) => setTimeout(resolve, 450));
+    const marking = rescuer.rescue.rescueVanished();
+    await renewal.untilWaiting();
+    await renewal.release();
+    expect(await marking).toBe(0);
+    expect(await rescuer.workers.get(id)).toMatchObject({ state: 'live' });
+    await db.query(`UPDATE ${S}.workers SET state = 'stopped', ended_at = clock_timestamp() WHERE id = $1`, [id]);
+    await rescueExpired();
+  });
+
+  it('a fleet that seems to vanish at once is left to its leases; one worker of it is not', () => {
+    const look = (id: string, gone: boolean) => ({ id, lock_no: 1, beat_at: 'then', gone });
+    const many = new VanishedWorkers(100, 1000);
+    const all = ['a', 'b', 'c'].map((id) => look(id, true));
+    expect(many.judge(all, 0)).toEqual({ dead: [], resting: true });
+    expect(many.judge(all, 900)).toEqual({ dead: [], resting: true });
+    expect(many.judge(all, 1001)).toEqual({ dead: [], resting: true }); // Seen anew: still all at once.
+    const few = new VanishedWorkers(100, 1000);
+    const one = [look('a', true), look('b', false), look('c', false)];
+    expect(few.judge(one, 0).dead).toEqual([]);
+    expect(few.judge(one, 99).dead).toEqual([]);
+    expect(few.judge(one, 100).dead.map(({ id }) => id)).toEqual(['a']);
+  });
+});
+
+describe('one row that cannot be moved', () => {
+  it('law 4 F:D7 keeps no other from being rescued', async () => {
+    const { jobIds } = await abandoned(5, EXPIRED);
+    await db.query(`UPDATE ${S}.jobs SET backoff = '{"baseMs":"x"}' WHERE id = $1`, [jobIds[2]]);
+    expect(await rescueExpired()).toBe(4);
+    expect(await rescuer.jobs.get(jobIds[2]!)).toMatchObject({ state: 'running' });
+    await db.query(`UPDATE ${S}.jobs SET backoff = NULL WHERE id = $1`, [jobIds[2]]);
+    expect(await rescueExpired()).toBe(1);
   });
 });
 

@@ -1,4 +1,4 @@
-import { LeaseLostError, RESCUE_TEXT } from '@leasehold/nestjs';
+import { type Handler, JobHandler, LeaseLostError, RESCUE_TEXT } from '@leasehold/nestjs';
 import {
   type LeaseApp,
   RowGate,
@@ -7,6 +7,7 @@ import {
   createTestDatabase,
   eventually,
   startHandWorker,
+  startLeaseApp,
 } from './support';
 
 let db: TestDatabase;
@@ -72,9 +73,69 @@ describe('settling under the fence', () => {
     ]);
     const fresh = await claimOne(worker);
     expect(fresh.workerId).toBe(stale.workerId);
+    const byEvent = (event: string, token: string) => ({
+      job: id,
+      token,
+      worker: stale.workerId,
+      event,
+      reason: 'stale',
+    });
+    for (const event of ['fail', 'fatal', 'snooze', 'release', 'giveback', 'crash', 'deadline', 'complete']) {
+      for (const skip of [true, false]) {
+        const moved = await db.query(`SELECT * FROM ${S}.move_v1($1::json, $2)`, [
+          JSON.stringify([byEvent(event, stale.token)]),
+          skip,
+        ]);
+        expect([event, moved]).toEqual([event, []]);
+      }
+    }
     await expect(worker.settle.complete(stale)).rejects.toThrow(LeaseLostError);
     await worker.settle.complete(fresh, 1);
     expect(await places(id)).toEqual(['finished']);
+  });
+
+  it('R6 a stale token in the same batch does not take the valid one down with it', async () => {
+    const worker = await startHandWorker(db, ['a']);
+    const id = await worker.jobs.enqueue('a', {});
+    const job = await claimOne(worker);
+    const move = (token: string) => ({
+      job: id,
+      token,
+      worker: job.workerId,
+      event: 'fail',
+      error: { message: token },
+    });
+    const stale = String(BigInt(job.token) - 1n);
+    const moved = await db.query(`SELECT token::text FROM ${S}.move_v1($1::json, false)`, [
+      JSON.stringify([move(stale), move(job.token)]),
+    ]);
+    expect(moved).toEqual([{ token: job.token }]);
+    expect((await worker.jobs.get(id)).runs).toMatchObject([{ error: { message: job.token } }]);
+  });
+
+  it('law 4: a success does not share the refusal of the claim that rode with it', async () => {
+    @JobHandler('rides', { concurrency: 1 })
+    class Rides implements Handler {
+      static open: () => void = () => undefined;
+      handle(): Promise<void> {
+        return new Promise((resolve) => (Rides.open = resolve));
+      }
+    }
+    const app = await startLeaseApp(db, { handlers: [Rides] });
+    const id = await app.jobs.enqueue(Rides, {});
+    await eventually(async () => (await app.jobs.get(id)).state === 'running');
+    const refused = await app.jobs.enqueue(Rides, {});
+    await db.query(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+      IF NEW.job_id = ${refused} THEN RAISE EXCEPTION 'injected'; END IF; RETURN NEW; END $$`);
+    await db.query(`CREATE TRIGGER refuse BEFORE INSERT ON ${S}.leases FOR EACH ROW EXECUTE FUNCTION refuse()`);
+    Rides.open();
+    await eventually(async () => (await app.jobs.get(id)).finishedAt !== null, { state: () => app.jobs.get(id) });
+    expect(await app.jobs.get(id)).toMatchObject({ state: 'completed' });
+    await db.query(`DROP TRIGGER refuse ON ${S}.leases`);
+    await eventually(async () => (await app.jobs.get(refused)).state === 'running', {
+      state: () => app.jobs.get(refused),
+    });
+    Rides.open();
   });
 
   it('F:A2 completion and rescue interleaved in both orders: one outcome, the loser is told', async () => {
