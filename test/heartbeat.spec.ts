@@ -108,6 +108,16 @@ describe('renewal', () => {
     await Promise.all(hanging);
   });
 
+  it('R15 a loop that was blocked makes no gap in the beats, and does not put rescue off', async () => {
+    const worker = await startHandWorker(db, ['a']);
+    await eventually(() => worker.heartbeat.steadyMs > 600);
+    const before = worker.heartbeat.steadyMs;
+    const until = performance.now() + 1800; // Over three beats, which go on in their thread.
+    while (performance.now() < until);
+    await worker.heartbeat.nextBeat();
+    expect(worker.heartbeat.steadyMs).toBeGreaterThan(before + 1800);
+  });
+
   it('R6 an id belongs to one registration', async () => {
     const apps = await Promise.all(
       [1, 2, 3].map(() => startHandWorker(db, ['a'], { options: { role: 'producer', workerName: 'same' } })),

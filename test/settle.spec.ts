@@ -346,6 +346,20 @@ describe('replies that are lost', () => {
     await worker.settle.complete(await claimOne(worker));
   });
 
+  it('a lease that is gone because its own outcome has arrived is not taken for lost while the answer is on the wire', async () => {
+    const worker = await startHandWorker(db, ['a'], { url: proxy.url(db.url) });
+    const id = await worker.jobs.enqueue('a', {});
+    const [claimed] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
+    proxy.delay(500, { applicationName: /^leasehold$/ });
+    const settled = worker.settle.complete(claimed!.job);
+    await eventually(async () => (await places(id))[0] === 'finished');
+    const seen = await worker.heartbeat.renew();
+    expect(seen.gone).toEqual([[id, claimed!.job.token]]);
+    expect(claimed!.signal.aborted).toBe(false);
+    proxy.delay(0);
+    await settled;
+  });
+
   it('a lease whose claim is still on the wire is never taken for unknown', async () => {
     const worker = await startHandWorker(db, ['a'], { url: proxy.url(db.url) });
     const id = await worker.jobs.enqueue('a', {});

@@ -1,4 +1,5 @@
 import { type Handler, type Job, JobHandler, type Lease } from '@leasehold/nestjs';
+import { Database } from '@leasehold/nestjs/dist/storage/database';
 import { DataSource } from 'typeorm';
 import {
   type LeaseApp,
@@ -71,6 +72,26 @@ describe('wake-ups', () => {
     const worker = await startLeaseApp(db, { handlers: [Note], options: { wakeUp: 'off' } });
     await completed(worker, await worker.jobs.enqueue(Note, {}));
     expect(await worker.jobs.unhandledKinds()).toEqual([]);
+  });
+
+  it('a due row that somebody else has locked is not asked for in a busy loop, and runs when it is free', async () => {
+    const app = await startLeaseApp(db, { handlers: [Note], options: { poll: '1s' } });
+    const id = await app.jobs.enqueue(Note, {}, { delay: '1h' });
+    await db.query(`UPDATE "leasehold".waiting SET run_at = clock_timestamp() + interval '2 s' WHERE job_id = $1`, [
+      id,
+    ]);
+    const lock = await RowGate.hold(db, `SELECT FROM "leasehold".waiting WHERE job_id = $1 FOR UPDATE`, [id]);
+    await eventually(
+      async () =>
+        (await db.query(`SELECT FROM "leasehold".waiting WHERE job_id = $1 AND run_at < clock_timestamp()`, [id]))
+          .length > 0,
+    );
+    const polls = jest.spyOn(app.app.get(Database), 'query');
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    expect(polls.mock.calls.filter(([text]) => text.includes('poll_v1')).length).toBeLessThan(10);
+    polls.mockRestore();
+    await lock.release();
+    await completed(app, id);
   });
 
   it('R3 many more jobs than slots, of several kinds and queues: all run, and no kind over its limit', async () => {

@@ -15,11 +15,11 @@ const POLL_MS = 50;
  * with their small ids, would make PostgreSQL refuse to start: it is disowned.
  */
 export async function waitForFormerServer(dataDir: string): Promise<void> {
-  for (const began = Date.now(); ; await sleep(POLL_MS)) {
+  for (const began = performance.now(); ; await sleep(POLL_MS)) {
     const file = readPostmasterFile(dataDir);
     if (file === undefined || !isAlive(file.pid)) return;
     if (!(await isServerOf(dataDir, file.pid))) return disownPostmasterFile(dataDir);
-    if (Date.now() - began > (file.status === 'stopping' ? STOP_MS : NOTICE_MS)) {
+    if (performance.now() - began > (file.status === 'stopping' ? STOP_MS : NOTICE_MS)) {
       throw new EmbeddedPostgresError(
         'DATA_DIR_IN_USE',
         `A PostgreSQL server (process ${file.pid}) already runs on ${dataDir}: stop it, or use another folder.`,

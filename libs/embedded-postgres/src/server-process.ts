@@ -86,12 +86,12 @@ export class ServerProcess {
   }
 
   private async untilReady(): Promise<void> {
-    const deadline = Date.now() + START_DEADLINE_MS;
+    const deadline = performance.now() + START_DEADLINE_MS;
     for (;;) {
       if (this.hasEnded) throw this.startFailure();
       const file = readPostmasterFile(this.command.dataDir);
       if (file?.pid === this.pid && file.status === 'ready') return;
-      if (Date.now() > deadline) {
+      if (performance.now() > deadline) {
         await this.stop('immediate');
         throw this.startFailure(`not ready after ${START_DEADLINE_MS / 1000} s`);
       }

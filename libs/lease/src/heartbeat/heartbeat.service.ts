@@ -1,5 +1,6 @@
 import { Injectable, Logger } from '@nestjs/common';
 import { Exchange } from '../claim/exchange';
+import { moveSql } from '../claim/exchange.sql';
 import { HeldLeases } from '../claim/held-leases';
 import { NotRunningError, SchemaError, StoreNotExclusiveError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
@@ -238,9 +239,7 @@ export class HeartbeatService {
   private async giveBack(unknown: AttestResult['unknown'], identity: WorkerIdentity): Promise<void> {
     const moves = unknown.map(([job, token]) => ({ job, token, worker: identity.id, event: 'giveback' }));
     try {
-      await this.database.query(`SELECT * FROM ${this.database.schema.quoted}.move_v1($1::json, false)`, [
-        JSON.stringify(moves),
-      ]);
+      await this.database.query(moveSql(this.database.schema.quoted), [JSON.stringify(moves)]);
       this.logger.warn(`Gave back ${unknown.length} jobs whose claim's reply was lost`);
       this.exchange.wake();
     } catch (error) {

@@ -1,6 +1,7 @@
 import { Client, type ClientConfig, type PoolConfig, type QueryConfig, type QueryResultRow, types } from 'pg';
 import type { DataSourceOptions } from 'typeorm';
 import { QueryTimeoutError } from '../errors';
+import { within } from './delays';
 import type { ConnectionOptions } from '../options/lease-options';
 
 /**
@@ -99,4 +100,15 @@ export async function limitedQuery<R extends QueryResultRow>(
 export function destroy(client: Client): void {
   const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } };
   connection?.stream?.destroy();
+}
+
+const GOODBYE_MS = 500;
+
+/** A goodbye, so that the server frees our locks at once; not waited for longer than a moment, since the line may be dead. */
+export async function endClient(client: Client): Promise<void> {
+  await within(
+    GOODBYE_MS,
+    client.end().catch(() => undefined),
+  );
+  destroy(client);
 }

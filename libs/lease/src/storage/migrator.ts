@@ -3,7 +3,7 @@ import { Client, type ClientConfig, type QueryResultRow } from 'pg';
 import type { MigrationInterface, QueryRunner } from 'typeorm';
 import { SchemaError } from '../errors';
 import type { ResolvedOptions } from '../options/lease-options';
-import { SESSION_SETTINGS, limitedQuery, ownTypes, startupOptions } from './connection';
+import { SESSION_SETTINGS, endClient, limitedQuery, ownTypes, startupOptions } from './connection';
 import { leaseMigrations } from './migrations';
 import { createRecordSql, recordSql, recordTable } from './migration-record.sql';
 import type { Schema } from './schema';
@@ -42,7 +42,7 @@ export async function prepareSchema(direct: ClientConfig, schema: Schema, option
     if (missing.length > 0) await migrate(run, schema);
     await run(`SELECT ${schema.quoted}.ensure_partitions_v1(14)`);
   } finally {
-    await client.end().catch(() => undefined);
+    await endClient(client);
   }
 }
 

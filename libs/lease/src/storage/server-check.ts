@@ -1,7 +1,7 @@
 import { Client } from 'pg';
 import { InvalidOptionError, SchemaError } from '../errors';
 import type { ResolvedOptions } from '../options/lease-options';
-import { type ConnectionTargets, ownTypes, limitedQuery } from './connection';
+import { type ConnectionTargets, endClient, limitedQuery, ownTypes } from './connection';
 import { Logger } from '@nestjs/common';
 
 const MIN_VERSION = 140_000;
@@ -46,6 +46,6 @@ export async function assertServerFits(targets: ConnectionTargets, options: Reso
       );
     }
   } finally {
-    await client.end().catch(() => undefined);
+    await endClient(client);
   }
 }

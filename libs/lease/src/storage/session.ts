@@ -1,6 +1,6 @@
 import { Client, type ClientConfig, type Notification, type QueryResultRow } from 'pg';
-import { destroy, limitedQuery, ownTypes } from './connection';
-import { backoffMs, monotonicMs, sleep, within } from './delays';
+import { destroy, endClient, limitedQuery, ownTypes } from './connection';
+import { backoffMs, monotonicMs, sleep } from './delays';
 
 /** For this long after a loss it tries again in quick succession. */
 const HASTE_MS = 5000;
@@ -48,15 +48,7 @@ export class Session {
   /** Ends the connection and the attempts to make one. Idempotent. */
   async stop(): Promise<void> {
     this.ending.abort();
-    const client = this.client;
-    if (client) {
-      // A goodbye, so that the server frees our locks at once; not waited for longer than a moment.
-      await within(
-        500,
-        client.end().catch(() => undefined),
-      );
-      destroy(client);
-    }
+    if (this.client) await endClient(this.client);
     await this.running;
   }
 
