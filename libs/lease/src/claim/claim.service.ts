@@ -4,7 +4,7 @@ import { RESCUE_TEXT } from '../rescue/rescue.service';
 import { Database } from '../storage/database';
 import { WorkersService } from '../workers/workers.service';
 import { Exchange } from './exchange';
-import { type HeldLease, HeldLeases } from './held-leases';
+import { HeldLeases } from './held-leases';
 import type { LeasedJob } from './leased-job';
 import { pollSql } from './poll.sql';
 import type { Lane } from './wake-up';
@@ -61,8 +61,7 @@ export class ClaimService {
     const reply = await this.exchange.claim({
       workerId,
       want: limit,
-      queues: lanes.map(([queue]) => queue),
-      kinds: lanes.map(([, kind]) => kind),
+      lanes,
       limits: lanes.map(() => limit),
       suspects: this.held.size === 0 ? 1 : 0,
     });
@@ -73,9 +72,7 @@ export class ClaimService {
           : 'The reply to the claim was lost; what it may have leased is given back by the next beat',
       );
     }
-    const held = reply.jobs
-      .map(({ key }) => this.held.get(key))
-      .filter((lease): lease is HeldLease => lease !== undefined);
+    const held = reply.leases;
     if (workerId !== this.workers.current?.id) {
       for (const { job } of held) void this.exchange.settle(job, { event: 'giveback' });
       throw new NotRunningError(`Worker ${workerId} was lost while it claimed; what it got was given back`);

@@ -3,7 +3,9 @@ import { JobInterruptedError, type InterruptionReason } from './interruption';
 import type { LeasedJob } from './leased-job';
 import { monotonicMs } from '../storage/delays';
 
-const LONGEST_TIMER_MS = 2 ** 31 - 1;
+/** Deadlines nearer than this get a timer of their own; the others wait for the next look. */
+const TIMER_AHEAD_MS = 2000;
+const LOOK_EVERY_MS = 1000;
 
 /** One lease held by this process, from the claim's reply until its outcome is answered. */
 export class HeldLease {
@@ -11,6 +13,7 @@ export class HeldLease {
   /** Made when somebody asks for the signal: most handlers of short jobs never do, and it costs more than all the rest. */
   private controller: AbortController | undefined;
   private timer: NodeJS.Timeout | undefined;
+  private atDeadline: (() => void) | undefined;
   /** Told once, when the job is interrupted. */
   onInterrupt: ((reason: InterruptionReason) => void) | undefined;
   /** An outcome is on its way: "gone" is then no news. */
@@ -54,17 +57,32 @@ export class HeldLease {
   /** Calls back once when the deadline has passed. */
   onDeadline(callback: () => void): void {
     if (this.job.deadlineMs === null) return;
-    const wait = (): void => {
-      const remaining = this.remainingMs;
-      if (remaining <= 0) return callback();
-      this.timer = setTimeout(wait, Math.min(Math.ceil(remaining), LONGEST_TIMER_MS));
-      this.timer.unref();
-    };
-    wait();
+    this.atDeadline = callback;
+    this.armDeadline();
+  }
+
+  /** Most jobs end long before: a timer for each would cost more than claiming it. */
+  armDeadline(): void {
+    if (!this.atDeadline || this.timer) return;
+    const remaining = this.remainingMs;
+    if (remaining <= 0) return this.passDeadline();
+    if (remaining > TIMER_AHEAD_MS) return;
+    this.timer = setTimeout(() => {
+      this.timer = undefined;
+      this.armDeadline();
+    }, Math.ceil(remaining));
+    this.timer.unref();
+  }
+
+  private passDeadline(): void {
+    const callback = this.atDeadline;
+    this.atDeadline = undefined;
+    callback?.();
   }
 
   clearDeadline(): void {
-    clearTimeout(this.timer);
+    this.atDeadline = undefined;
+    if (this.timer) clearTimeout(this.timer);
   }
 }
 
@@ -82,6 +100,7 @@ export class HeldLeases {
   private readonly unanswered = new Set<number>();
   private lastClaimNo = 0;
   private suspects = 0;
+  private looking: NodeJS.Timeout | undefined;
 
   get size(): number {
     return this.leases.size;
@@ -106,6 +125,7 @@ export class HeldLeases {
     const lease = new HeldLease(job);
     this.leases.set(job.key, lease);
     if (job.suspect) this.suspects++;
+    this.looking ??= setInterval(() => this.lookAtDeadlines(), LOOK_EVERY_MS).unref();
     return lease;
   }
 
@@ -119,6 +139,13 @@ export class HeldLeases {
     lease.clearDeadline();
     this.leases.delete(key);
     if (lease.job.suspect) this.suspects--;
+  }
+
+  private lookAtDeadlines(): void {
+    for (const lease of this.leases.values()) lease.armDeadline();
+    if (this.leases.size > 0) return;
+    clearInterval(this.looking);
+    this.looking = undefined;
   }
 
   all(): IterableIterator<HeldLease> {

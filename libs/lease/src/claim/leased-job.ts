@@ -25,50 +25,44 @@ type Row = [
   payload: unknown,
   maxAttempts: number,
   deadlineMs: number | null,
-  deadlineAt: string | null,
-  createdAt: string,
+  createdAt: number,
   tags: string[] | null,
   crashes: number,
-  suspect: boolean,
+  suspect: 0 | 1,
+  position: number,
 ];
 
+/** The jobs of one claim, and where each stood in its lane (exact below 2^53; below zero: given back). */
+export interface Claimed {
+  jobs: LeasedJob[];
+  positions: number[];
+}
+
 /** Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). */
-export function parseClaim(text: string | null, workerId: string, sentAtMs: number): LeasedJob[] {
-  if (text === null) return [];
-  return (JSON.parse(text) as Row[]).map(
-    ([
-      id,
-      token,
-      kind,
-      queue,
-      attempt,
-      priority,
-      payload,
-      maxAttempts,
-      deadlineMs,
-      deadlineAt,
-      createdAt,
-      tags,
-      crashes,
-      suspect,
-    ]) => ({
-      key: `${id}:${token}`,
-      id,
-      token,
+export function parseClaim(text: string | null, workerId: string, sentAtMs: number): Claimed {
+  if (text === null) return { jobs: [], positions: [] };
+  const [claimedAt, ...rows] = JSON.parse(text) as [number, ...Row[]];
+  const jobs = rows.map((row): LeasedJob => {
+    const deadlineMs = row[8];
+    return {
+      key: `${row[0]}:${row[1]}`,
+      id: row[0],
+      token: row[1],
       workerId,
-      kind,
-      queue,
-      attempt,
-      priority,
-      payload,
-      maxAttempts,
+      kind: row[2],
+      queue: row[3],
+      attempt: row[4],
+      priority: row[5],
+      payload: row[6],
+      maxAttempts: row[7],
       deadlineMs,
-      deadlineAt: deadlineAt === null || deadlineAt === 'infinity' ? null : new Date(deadlineAt),
-      createdAt: new Date(createdAt),
-      tags: tags ?? [],
-      crashes,
-      suspect,
+      deadlineAt: deadlineMs === null ? null : new Date(claimedAt * 1000 + deadlineMs),
+      createdAt: new Date(row[9] * 1000),
+      tags: row[10] ?? [],
+      crashes: row[11],
+      suspect: row[12] === 1,
       claimedAtMs: sentAtMs,
-    }),
-  );
+    };
+  });
+  return { jobs, positions: rows.map((row) => row[13]) };
 }

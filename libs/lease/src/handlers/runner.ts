@@ -26,10 +26,10 @@ export class Runner {
   ) {}
 
   /**
-   * Resolves when the handler has ended, which for one that ignores its abort is long after the lease was given up. Its outcome is
-   * then on its way, not yet answered: a slot need not wait for the database.
+   * Runs the job. `onEnd` is called when the handler has ended, which for one that ignores its abort is long after the lease was given
+   * up. Its outcome is then on its way, not yet answered: a slot need not wait for the database.
    */
-  async run(held: HeldLease): Promise<void> {
+  async run(held: HeldLease, onEnd: (held: HeldLease) => void): Promise<void> {
     const { job } = held;
     let closed = false;
     held.onDeadline(() => {
@@ -37,46 +37,44 @@ export class Runner {
       if (held.settling) return;
       closed = true;
       held.interrupt('deadline');
-      this.report(job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
+      this.exchange.post(job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce);
     });
-    if (closed) return; // Its deadline passed while it stood in the buffer: no run.
+    if (closed) return onEnd(held); // Its deadline passed while it stood in the buffer: no run.
     held.onInterrupt = (reason) => this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
     if (this.events.wants('job.started')) this.events.emit({ type: 'job.started', ...ref(job) });
-    const outcome = await this.outcomeOf(held);
-    held.onInterrupt = undefined;
-    if (closed) {
-      // Already settled by its deadline: whatever the handler says now is late.
-      this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
-      return;
+    let outcome: Outcome;
+    try {
+      outcome = await this.outcomeOf(held);
+    } catch (error) {
+      outcome = outcomeOfError(error, held);
     }
-    this.report(job, outcome);
+    held.onInterrupt = undefined;
+    // Already settled by its deadline: whatever the handler says now is late.
+    if (closed) this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
+    else this.exchange.post(job, outcome, this.announce);
+    onEnd(held);
   }
 
   private async outcomeOf(held: HeldLease): Promise<Outcome> {
     const { job } = held;
-    try {
-      const definition = this.registry.get(job.kind);
-      if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
-      const payload = definition.payload
-        ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`)
-        : job.payload;
-      const handler = await definition.instance();
-      const lease = new Lease(held, () => this.heartbeat.trusted);
-      const result = await handler.handle({ ...job, payload }, lease);
-      const encoded = encodeResult(result, this.options.resultMaxBytes);
-      if ('json' in encoded) return { event: 'complete', result: encoded.json };
-      return { event: 'fatal', error: { name: 'ResultNotStorable', message: encoded.problem } };
-    } catch (error) {
-      return outcomeOfError(error, held);
-    }
+    const definition = this.registry.get(job.kind);
+    if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
+    const payload = definition.payload
+      ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`)
+      : job.payload;
+    const handler = definition.singleton ?? (await definition.instance());
+    const lease = new Lease(held, () => this.heartbeat.trusted);
+    const result = await handler.handle({ ...job, payload }, lease);
+    const encoded = encodeResult(result, this.options.resultMaxBytes);
+    if ('json' in encoded) return { event: 'complete', result: encoded.json };
+    return { event: 'fatal', error: { name: 'ResultNotStorable', message: encoded.problem } };
   }
 
-  private report(job: LeasedJob, outcome: Outcome): void {
-    void this.exchange.settle(job, outcome).then((answer) => {
-      const event = eventOf(job, outcome, answer);
-      if (event && this.events.wants(event.type)) this.events.emit(event);
-    });
-  }
+  private readonly announce = (job: LeasedJob, outcome: Outcome, answer: Answer): void => {
+    if (answer.applied && outcome.event === 'complete' && !this.events.wants('job.completed')) return;
+    const event = eventOf(job, outcome, answer);
+    if (event && this.events.wants(event.type)) this.events.emit(event);
+  };
 }
 
 /** Anything thrown after the abort counts as stopping for its reason. */

@@ -25,7 +25,10 @@ export const functionsSql = (s: string): string[] => [
   pollSql(s),
   attestSql(s),
   pin(s, 'move_v1(json, boolean)'),
-  pin(s, 'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint)'),
+  pin(
+    s,
+    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], bigint[], int[])',
+  ),
   pin(s, 'poll_v1(text[], text[], int)'),
   pin(s, 'attest_v1(text, bigint[], bigint[], bigint, bigint, bigint)'),
 ];

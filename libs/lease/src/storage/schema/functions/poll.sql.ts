@@ -18,8 +18,8 @@ BEGIN
   ), d AS (
     DELETE FROM ${s}.waiting w WHERE w.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING w.*
   ), r AS (
-    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
-    SELECT job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
+    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind)
+    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
   )
   SELECT count(*) INTO promoted FROM d;
   lanes := (${lanesSql(s, 'NOT suspect')});
