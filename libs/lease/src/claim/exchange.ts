@@ -32,6 +32,7 @@ export type ClaimReply =
 
 interface Pending {
   job: LeasedJob;
+  lease: HeldLease | undefined;
   outcome: Outcome;
   /** It was sent before, and the reply lost: moving nothing may mean that it is done. */
   repeat: boolean;
@@ -91,11 +92,10 @@ export class Exchange {
   }
 
   /** The same with a callback, which for a job that did little is half of its cost. */
-  post(job: LeasedJob, outcome: Outcome, answered: Pending['answered']): void {
+  post(job: LeasedJob, outcome: Outcome, answered: Pending['answered'], lease = this.held.get(job.key)): void {
     if (this.stopping.signal.aborted) return answered(job, outcome, REFUSED);
-    const lease = this.held.get(job.key);
     if (lease) lease.settling = true;
-    this.pending.push({ job, outcome, repeat: false, refusals: 0, answered });
+    this.pending.push({ job, lease, outcome, repeat: false, refusals: 0, answered });
     this.wake();
   }
 
@@ -248,18 +248,15 @@ export class Exchange {
   ): boolean {
     const cut = jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2;
     if (scan !== null) {
-      const [xmin = 0, xmax = 0, us = 0] = scan.split(',').map(Number);
+      const [xmin = 0, xid = 0, us = 0] = scan.split(',').map(Number);
       this.marks.saw({
         look,
         lanes: claim.lanes,
-        taken: jobs.map(({ queue, kind, priority }, i) => ({
-          lane: [queue, kind],
-          priority,
-          position: positions[i] ?? 0,
-        })),
+        jobs,
+        positions,
         complete: !cut && jobs.length < Math.min(claim.want, ...claim.limits),
         xmin,
-        xmax,
+        xid,
         us,
       });
     }
@@ -304,8 +301,8 @@ export class Exchange {
     }
   }
 
-  private resolve({ job, outcome, answered }: Pending, answer: Answer): void {
-    this.held.remove(job.key);
+  private resolve({ job, lease, outcome, answered }: Pending, answer: Answer): void {
+    if (lease) this.held.remove(lease);
     answered(job, outcome, answer);
   }
 

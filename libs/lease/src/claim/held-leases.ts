@@ -133,11 +133,9 @@ export class HeldLeases {
     return this.leases.get(key);
   }
 
-  remove(key: string): void {
-    const lease = this.leases.get(key);
-    if (!lease) return;
+  remove(lease: HeldLease): void {
     lease.clearDeadline();
-    this.leases.delete(key);
+    if (!this.leases.delete(lease.job.key)) return;
     if (lease.job.suspect) this.suspects--;
   }
 

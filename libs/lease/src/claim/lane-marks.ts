@@ -13,17 +13,19 @@ export interface Ranges {
 /** How far back a claim looks: from where the last one ended, from where nothing can be any more, or from the start. */
 export type Look = 'fast' | 'safe' | 'full';
 
-/** What a claim saw: of each row that it took its lane, priority and position; and the bounds of its snapshots. */
+/** What a claim saw: the rows that it took, and the bounds of its snapshots. */
 export interface Seen {
   look: Look;
   lanes: readonly Lane[];
-  taken: { lane: Lane; priority: number; position: number }[];
+  jobs: readonly { queue: string; kind: string; priority: number }[];
+  /** Of each job. */
+  positions: readonly number[];
   /** Every row that was free came back: a lane of which none did has none. */
   complete: boolean;
   /** The lowest transaction that was running when the rows were chosen. */
   xmin: number;
-  /** The first transaction that had not begun when they were locked. */
-  xmax: number;
+  /** The transaction that took them. */
+  xid: number;
   /** What choosing took, µs, in the database. */
   us: number;
 }
@@ -44,8 +46,8 @@ interface Mark {
   fast: number;
   /** Nothing lies at or below it, and nothing ever will. */
   safe: number;
-  /** Taken up to here, with every transaction below xmax still to end before that is safe to say. */
-  pending: { taken: number; xmax: number }[];
+  /** Taken up to here, by transaction xid: every one below it has to end before that is safe to say. */
+  pending: { taken: number; xid: number }[];
 }
 
 /**
@@ -55,11 +57,11 @@ interface Mark {
  * Positions are handed out before they are committed, so a transaction that took an early one may commit it late, below what has been
  * seen (a straggler); and a row that a claim found locked comes free again if the other rolls back. Hence two marks. `fast` is
  * what was taken last. `safe` advances to what was taken only when a later look from `safe` was made with a snapshot in
- * which every transaction has ended that was running when the first was done: enqueues have their transaction's number before they
- * take a position (enqueue_v1), locks need one as well, so nothing can come up there any more. Looks from `safe` are as
- * frequent as their cost allows (usually every one), and one from the start at most every second catches what no rule foresaw,
- * such as positions that a failover handed out again. Negative positions (given back) and priorities without a mark are always
- * looked at from their start.
+ * which every transaction has ended whose number is below that of the claim: enqueues have theirs before they take a position
+ * (enqueue_v1), and whoever held a lock had it before the claim began, so nothing can come up there any more. (A snapshot's xmax
+ * is no such bound: it only counts what has ended.) Looks from `safe` are as frequent as their cost allows (usually every one), and
+ * one from the start at most every second catches what no rule foresaw, such as positions that a failover handed out
+ * again. Negative positions (given back) and priorities without a mark are always looked at from their start.
  */
 export class LaneMarks {
   private readonly lanes = new Map<string, Map<number, Mark>>();
@@ -94,19 +96,9 @@ export class LaneMarks {
     return ranges;
   }
 
-  saw({ look, lanes, taken, complete, xmin, xmax, us }: Seen): void {
-    this.rest(look, us, taken.length);
-    const found = new Map<string, Map<number, { first: number; last: number }>>();
-    for (const { lane, priority, position } of taken) {
-      if (position <= 0) continue;
-      const key = keyOf(lane);
-      const inLane = found.get(key) ?? new Map<number, { first: number; last: number }>();
-      found.set(key, inLane);
-      const at = inLane.get(priority);
-      if (!at) inLane.set(priority, { first: position, last: position });
-      else if (position < at.first) at.first = position;
-      else if (position > at.last) at.last = position;
-    }
+  saw({ look, lanes, jobs, positions, complete, xmin, xid, us }: Seen): void {
+    this.rest(look, us, jobs.length);
+    const found = spansOf(jobs, positions);
     for (const lane of lanes) {
       const key = keyOf(lane);
       const inLane = found.get(key);
@@ -127,7 +119,7 @@ export class LaneMarks {
         // A fast look has not seen what lies between the two marks.
         if (look === 'fast') continue;
         if (mark.pending.length >= MAX_PENDING) mark.pending.pop();
-        mark.pending.push({ taken: last, xmax });
+        mark.pending.push({ taken: last, xid });
       }
       for (const priority of marks.keys()) {
         if (marks.size <= MAX_PRIORITIES) break;
@@ -152,9 +144,37 @@ export class LaneMarks {
   }
 }
 
+interface Span {
+  queue: string;
+  kind: string;
+  priority: number;
+  first: number;
+  last: number;
+}
+
+/** The first and the last position taken, by lane and priority. Neighbours are mostly of the same one. */
+function spansOf(jobs: Seen['jobs'], positions: Seen['positions']): Map<string, Map<number, Span>> {
+  const spans = new Map<string, Map<number, Span>>();
+  let span: Span | undefined;
+  jobs.forEach(({ queue, kind, priority }, i) => {
+    const position = positions[i] ?? 0;
+    if (position <= 0) return;
+    if (span?.kind !== kind || span.priority !== priority || span.queue !== queue) {
+      const key = keyOf([queue, kind]);
+      const inLane = spans.get(key) ?? new Map<number, Span>();
+      spans.set(key, inLane);
+      span = inLane.get(priority) ?? { queue, kind, priority, first: position, last: position };
+      inLane.set(priority, span);
+    }
+    if (position < span.first) span.first = position;
+    if (position > span.last) span.last = position;
+  });
+  return spans;
+}
+
 /** Nothing was free below `first` in a snapshot that knows the end of every transaction below `xmin`. */
 function settle(mark: Mark, first: number, xmin: number): void {
-  while (mark.pending[0] && mark.pending[0].xmax <= xmin) {
+  while (mark.pending[0] && mark.pending[0].xid <= xmin) {
     const { taken } = mark.pending.shift() as { taken: number };
     mark.safe = Math.max(mark.safe, Math.min(taken, first - 1));
   }

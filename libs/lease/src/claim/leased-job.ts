@@ -16,8 +16,7 @@ export interface LeasedJob<P = unknown> extends Job<P> {
 }
 
 type Row = [
-  id: string,
-  token: string,
+  key: string,
   kind: string,
   queue: string,
   attempt: number,
@@ -38,31 +37,41 @@ export interface Claimed {
   positions: number[];
 }
 
-/** Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). */
+/**
+ * Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). Id and token come
+ * as one text, since V8 looks every short text of a JSON up in a table, and adds it there.
+ */
 export function parseClaim(text: string | null, workerId: string, sentAtMs: number): Claimed {
-  if (text === null) return { jobs: [], positions: [] };
-  const [claimedAt, ...rows] = JSON.parse(text) as [number, ...Row[]];
-  const jobs = rows.map((row): LeasedJob => {
-    const deadlineMs = row[8];
-    return {
-      key: `${row[0]}:${row[1]}`,
-      id: row[0],
-      token: row[1],
+  const jobs: LeasedJob[] = [];
+  const positions: number[] = [];
+  if (text === null) return { jobs, positions };
+  const rows = JSON.parse(text) as [number, ...Row[]];
+  const claimedAt = rows[0];
+  for (let i = 1; i < rows.length; i++) {
+    const row = rows[i] as Row;
+    const key = row[0];
+    const colon = key.indexOf(':');
+    const deadlineMs = row[7];
+    jobs.push({
+      key,
+      id: key.slice(0, colon),
+      token: key.slice(colon + 1),
       workerId,
-      kind: row[2],
-      queue: row[3],
-      attempt: row[4],
-      priority: row[5],
-      payload: row[6],
-      maxAttempts: row[7],
+      kind: row[1],
+      queue: row[2],
+      attempt: row[3],
+      priority: row[4],
+      payload: row[5],
+      maxAttempts: row[6],
       deadlineMs,
-      deadlineAt: deadlineMs === null ? null : new Date(claimedAt * 1000 + deadlineMs),
-      createdAt: new Date(row[9] * 1000),
-      tags: row[10] ?? [],
-      crashes: row[11],
-      suspect: row[12] === 1,
+      deadlineAt: deadlineMs === null ? null : new Date(claimedAt + deadlineMs),
+      createdAt: new Date(row[8]),
+      tags: row[9] ?? [],
+      crashes: row[10],
+      suspect: row[11] === 1,
       claimedAtMs: sentAtMs,
-    };
-  });
-  return { jobs, positions: rows.map((row) => row[13]) };
+    });
+    positions.push(row[12]);
+  }
+  return { jobs, positions };
 }

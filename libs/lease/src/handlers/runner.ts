@@ -37,7 +37,7 @@ export class Runner {
       if (held.settling) return;
       closed = true;
       held.interrupt('deadline');
-      this.exchange.post(job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce);
+      this.exchange.post(job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce, held);
     });
     if (closed) return onEnd(held); // Its deadline passed while it stood in the buffer: no run.
     held.onInterrupt = (reason) => this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
@@ -51,7 +51,7 @@ export class Runner {
     held.onInterrupt = undefined;
     // Already settled by its deadline: whatever the handler says now is late.
     if (closed) this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
-    else this.exchange.post(job, outcome, this.announce);
+    else this.exchange.post(job, outcome, this.announce, held);
     onEnd(held);
   }
 

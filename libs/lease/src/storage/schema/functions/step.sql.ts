@@ -20,9 +20,9 @@ import { inLiteral } from '../quote';
  * that runs a suspect gets nothing. The worker's row must be live and unexpired (`refused` otherwise); it is read
  * without a lock: leases claimed in the instant after it was declared dead are given back uncharged.
  *
- * `jobs` is one JSON text: [claimed at, [id, token, kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at,
- * tags, crashes, suspect, position], …], moments in seconds since 1970. `scan` = 'xmin,xmax,µs': the lowest transaction that ran when
- * the rows were chosen, the first that had not begun when they were locked, and what choosing took.
+ * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
+ * crashes, suspect, position], …], moments in ms since 1970. `scan` = 'xmin,xid,µs': the lowest transaction that ran when
+ * the rows were chosen, this one (0 = it took nothing), and what choosing took.
  */
 export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
@@ -92,8 +92,7 @@ BEGIN
       FROM (SELECT c.row_id, sum(c.payload_bytes) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits FROM c
             WINDOW w AS (ORDER BY c.priority, c.position ROWS UNBOUNDED PRECEDING)) f
       WHERE f.fits;
-      -- A snapshot of its own: later than every lock that the statement above skipped.
-      scan := concat(v_xmin, ',', pg_snapshot_xmax(pg_current_snapshot()), ',',
+      scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
                      round(date_part('epoch', clock_timestamp() - v_now) * 1000000));
     END IF;
 
@@ -130,11 +129,11 @@ BEGIN
         m.releases, m.snoozes, m.priority, m.suspect, p_worker, m.queue, m.kind FROM m
     )
     -- concat() with to_json() where a text may need it: half of what json_build_array() takes, which looks every type up for every row.
-    SELECT concat('[', date_part('epoch', v_now), ',', a.rows, ']') INTO jobs FROM (
+    SELECT concat('[', (date_part('epoch', v_now) * 1000)::bigint, ',', a.rows, ']') INTO jobs FROM (
       SELECT string_agg(
-        concat('["', m.job_id, '","', m.token, '",', to_json(m.kind), ',', to_json(m.queue), ',', m.new_attempt, ',', m.priority, ',',
+        concat('["', m.job_id, ':', m.token, '",', to_json(m.kind), ',', to_json(m.queue), ',', m.new_attempt, ',', m.priority, ',',
           m.payload, ',', m.max_attempts, ',', coalesce(m.deadline_ms::text, 'null'), ',',
-          CASE WHEN isfinite(m.created_at) THEN date_part('epoch', m.created_at) ELSE 0 END, ',',
+          CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END, ',',
           coalesce(to_json(m.tags)::text, 'null'), ',', m.crashes, ',', m.suspect::int, ',', m.position, ']'),
         ',' ORDER BY m.priority, m.position) AS rows FROM m) a
     WHERE a.rows IS NOT NULL;
