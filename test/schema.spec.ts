@@ -187,11 +187,11 @@ describe('plans made on empty tables', () => {
   afterAll(() => db.drop());
 
   const claim = async (): Promise<[id: string, token: string][]> => {
-    const { rows } = await client.query<{ jobs: [number, ...[string, string][]] | null }>(
+    const { rows } = await client.query<{ jobs: [number, ...[key: string][]] | null }>(
       `SELECT jobs::json FROM leasehold.step_v1('w', '{}', '{}', null, 1, 10, '{q,q,q}', '{a,b,c}', '{5,5,5}', 0, 1000000000)`,
     );
     const [, ...jobs] = rows[0]?.jobs ?? [0];
-    return jobs.map(([id, token]) => [id, token]);
+    return jobs.map(([key]) => key.split(':') as [string, string]);
   };
 
   /** One of everything that a worker asks all the time. */

@@ -7,15 +7,22 @@ import { monotonicMs } from '../storage/delays';
 const TIMER_AHEAD_MS = 2000;
 const LOOK_EVERY_MS = 1000;
 
+/** Whoever works under a lease, told of what happens to it. */
+export interface LeaseWatcher {
+  /** The deadline has passed. Called once. */
+  deadlinePassed(lease: HeldLease): void;
+  /** The job was interrupted. Called once. */
+  interrupted?(lease: HeldLease, reason: InterruptionReason): void;
+}
+
 /** One lease held by this process, from the claim's reply until its outcome is answered. */
 export class HeldLease {
   private interruption: JobInterruptedError | undefined;
   /** Made when somebody asks for the signal: most handlers of short jobs never do, and it costs more than all the rest. */
   private controller: AbortController | undefined;
   private timer: NodeJS.Timeout | undefined;
-  private atDeadline: (() => void) | undefined;
-  /** Told once, when the job is interrupted. */
-  onInterrupt: ((reason: InterruptionReason) => void) | undefined;
+  private watcher: LeaseWatcher | undefined;
+  private deadlinePassed = false;
   /** An outcome is on its way: "gone" is then no news. */
   settling = false;
   /** No longer ours; whatever is written for it is refused. */
@@ -51,19 +58,18 @@ export class HeldLease {
     if (this.interruption) return;
     this.interruption = new JobInterruptedError(this.job.id, reason, detail);
     this.controller?.abort(this.interruption);
-    this.onInterrupt?.(reason);
+    this.watcher?.interrupted?.(this, reason);
   }
 
-  /** Calls back once when the deadline has passed. */
-  onDeadline(callback: () => void): void {
-    if (this.job.deadlineMs === null) return;
-    this.atDeadline = callback;
+  /** One watcher for all leases, where it can: a callback for each costs more than parsing the job. */
+  watch(watcher: LeaseWatcher): void {
+    this.watcher = watcher;
     this.armDeadline();
   }
 
   /** Most jobs end long before: a timer for each would cost more than claiming it. */
   armDeadline(): void {
-    if (!this.atDeadline || this.timer) return;
+    if (!this.watcher || this.timer || this.deadlinePassed || this.job.deadlineMs === null) return;
     const remaining = this.remainingMs;
     if (remaining <= 0) return this.passDeadline();
     if (remaining > TIMER_AHEAD_MS) return;
@@ -75,14 +81,15 @@ export class HeldLease {
   }
 
   private passDeadline(): void {
-    const callback = this.atDeadline;
-    this.atDeadline = undefined;
-    callback?.();
+    this.deadlinePassed = true;
+    this.watcher?.deadlinePassed(this);
   }
 
-  clearDeadline(): void {
-    this.atDeadline = undefined;
+  /** Nobody is told of anything any more. */
+  unwatch(): void {
+    this.watcher = undefined;
     if (this.timer) clearTimeout(this.timer);
+    this.timer = undefined;
   }
 }
 
@@ -134,7 +141,7 @@ export class HeldLeases {
   }
 
   remove(lease: HeldLease): void {
-    lease.clearDeadline();
+    lease.unwatch();
     if (!this.leases.delete(lease.job.key)) return;
     if (lease.job.suspect) this.suspects--;
   }
