@@ -46,16 +46,24 @@ export class Enqueuer {
     const chunks = chunksOf(jobs);
     // Five jobs a millisecond at the very least, on top of the usual limit.
     const timeoutMs = this.options.connection.queryTimeoutMs + Math.ceil(jobs.length / 5);
+    const lanes = lanesOf(jobs);
+    const short = chunks.length === 1 && jobs.length <= SHARED_MAX;
+    const follower = short ? this.wakeUp.follower(lanes) : undefined;
     const ids = await this.certain(() =>
-      chunks.length === 1 && jobs.length <= SHARED_MAX
-        ? this.database.query<IdsRow>(enqueueSql(this.s), [chunks[0]], { name: 'leasehold_enqueue' }).then(idsOf)
+      short
+        ? this.database
+            .query<IdsRow>(enqueueSql(this.s), [chunks[0]], {
+              name: 'leasehold_enqueue',
+              ...(follower ? { follower } : {}),
+            })
+            .then(idsOf)
         : this.database.transaction(async (run) => {
             const all: string[][] = [];
             for (const chunk of chunks) all.push(idsOf(await run<IdsRow>(enqueueSql(this.s), [chunk])));
             return all.flat();
           }, timeoutMs),
     );
-    this.wakeUp.notify(lanesOf(jobs));
+    if (!follower) this.wakeUp.notify(lanes);
     return ids;
   }
 

@@ -1,4 +1,4 @@
-import { inLiteral } from '../quote';
+import { few, inLiteral } from '../quote';
 
 /**
  * The one function that takes a job out of a lease (law 7: every path back to the queue does the same accounting). Settles,
@@ -38,13 +38,13 @@ BEGIN
       SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text, event text)
       JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
       -- A deadline that was moved since it was read has not passed.
-      WHERE m.event <> 'deadline' OR l.deadline_at <= v_now
+      WHERE (m.event <> 'deadline' OR l.deadline_at <= v_now) AND ${few('m.job')}
       ORDER BY l.job_id FOR UPDATE OF l SKIP LOCKED) h;
   ELSE
     SELECT array_agg(h.job_id) INTO v_jobs FROM (
       SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text)
       JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
-      ORDER BY l.job_id FOR UPDATE OF l) h;
+      WHERE ${few('m.job')} ORDER BY l.job_id FOR UPDATE OF l) h;
   END IF;
   IF v_jobs IS NULL THEN RETURN; END IF;
 
@@ -55,7 +55,7 @@ BEGIN
     WHERE x.job = ANY (v_jobs)
   ), d AS (
     DELETE FROM ${s}.leases l USING m
-    WHERE l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
+    WHERE l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker AND ${few('m.job')}
     RETURNING l.*, m.event, m.error, m.reason, m."delayMs" AS delay_ms, m.result,
       m.event = 'crash' AND l.suspect AND coalesce(m.alone, false) AS convicted
   ), b AS MATERIALIZED (

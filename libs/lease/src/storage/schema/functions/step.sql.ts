@@ -1,5 +1,5 @@
 import { MAX_DELAY_MS } from '../../../errors';
-import { inLiteral } from '../quote';
+import { few, inLiteral } from '../quote';
 
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
@@ -42,7 +42,7 @@ BEGIN
     WITH d AS (
       DELETE FROM ${s}.leases l
       USING (SELECT * FROM ROWS FROM (unnest(p_jobs), unnest(p_tokens), json_array_elements(p_results)) AS u(job, token, result)) x
-      WHERE l.job_id = x.job AND l.token = x.token AND l.worker_id || '' = p_worker
+      WHERE l.job_id = x.job AND l.token = x.token AND l.worker_id || '' = p_worker AND ${few('x.job')}
       RETURNING l.*, x.result
     ), f AS (
       INSERT INTO ${s}.finished (job_id, token, started_at, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome,
@@ -55,6 +55,8 @@ BEGIN
   END IF;
 
   IF p_want > 0 AND cardinality(p_kinds) > 0 THEN
+    -- A claim that a crash of the server undoes leaves the job ready, as a crash of the worker would: only outcomes wait for the disk.
+    IF cardinality(p_jobs) = 0 THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     refused := NOT EXISTS (SELECT FROM ${s}.workers WHERE id = p_worker AND state = 'live' AND expires_at > clock_timestamp());
     IF refused OR EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker AND suspect) THEN RETURN; END IF;
 
@@ -121,7 +123,7 @@ BEGIN
         least(d.attempt, 2147483646) + 1 AS new_attempt,
         -- Not least(): that makes a deadline of none.
         CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms
-      FROM d JOIN ${s}.jobs j ON j.id = d.job_id
+      FROM d JOIN ${s}.jobs j ON j.id = d.job_id WHERE ${few('d.job_id')}
     ), u AS (
       INSERT INTO ${s}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority,
         suspect, worker_id, queue, kind)
