@@ -50,7 +50,7 @@ export class ClaimService implements LeaseWatcher {
     const workerId = this.workers.currentId;
     const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(
       pollSql(this.database.schema.quoted),
-      [kinds, queues ?? null, limit],
+      [kinds, queues ?? null, limit, true],
     );
     const lanes = [
       ...new Map(

@@ -42,6 +42,6 @@ export const functionsSql = (s: string): string[] => [
     s,
     'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], bigint[], int[])',
   ),
-  pin(s, 'poll_v1(text[], text[], int)'),
+  pin(s, 'poll_v1(text[], text[], int, boolean)'),
   pin(s, 'attest_v1(text, bigint[], bigint[], bigint, bigint, bigint)'),
 ];

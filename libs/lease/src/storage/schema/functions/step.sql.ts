@@ -55,8 +55,6 @@ BEGIN
   END IF;
 
   IF p_want > 0 AND cardinality(p_kinds) > 0 THEN
-    -- A claim that a crash of the server undoes leaves the job ready, as a crash of the worker would: only outcomes wait for the disk.
-    IF cardinality(p_jobs) = 0 THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     refused := NOT EXISTS (SELECT FROM ${s}.workers WHERE id = p_worker AND state = 'live' AND expires_at > clock_timestamp());
     IF refused OR EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker AND suspect) THEN RETURN; END IF;
 

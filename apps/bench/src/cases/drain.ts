@@ -1,0 +1,60 @@
+import type { AgentProcess } from '../contenders/agent-process';
+import type { HeadKind, Mode } from '../contenders/contender';
+import type { Behaviour, Stats } from '../contenders/protocol';
+import { type Measurement, costs } from '../measure/measurement';
+import type { Trial } from '../trial';
+
+export interface DrainOptions {
+  jobs: number;
+  processes: number;
+  mode?: Mode;
+  concurrency?: number;
+  behaviour?: Behaviour;
+  payloadBytes?: number;
+  /** Jobs that cannot run, added first. */
+  head?: { kind: HeadKind; count: number };
+}
+
+export const CONCURRENCY = 100;
+
+/**
+ * Adds jobs, lets the store come to rest, and has them all done by processes that are loaded but not started yet. Jobs per second from
+ * the first start of a handler, wherever, until no job is left.
+ */
+export async function drain(trial: Trial, options: DrainOptions): Promise<Measurement & { rssBytes: number }> {
+  const { jobs, processes, payloadBytes, head } = options;
+  await trial.operator.call('startProducer', { callers: 2 });
+  if (head) await trial.operator.call('fillHead', head);
+  await trial.fill(jobs, payloadBytes);
+  await trial.rest();
+  const workers = await trial.loadWorkers(processes);
+  const deadBefore = await trial.database?.deadMade();
+  const before = await trial.read();
+  const starting = startAll(trial, workers, options);
+  await Promise.race([trial.untilStarted(workers, jobs), starting.then(() => trial.untilStarted(workers, jobs))]);
+  const endAt = await trial.untilEmpty();
+  const after = await trial.read();
+  const stats = await trial.stats(workers);
+  await starting;
+  await trial.stopWorkers(workers);
+  const deadAfter = await trial.database?.deadMade();
+
+  const working = stats.filter(({ started }) => started > 0);
+  const firstAt = Math.min(...working.map((one) => one.firstAt));
+  return {
+    value: (jobs * 1000) / (endAt - firstAt),
+    ...costs(before, after, jobs, nodeUsOf(working)),
+    ...(deadBefore === undefined || deadAfter === undefined ? {} : { deadTuples: (deadAfter - deadBefore) / jobs }),
+    detail: { jobs },
+    rssBytes: Math.max(...stats.map(({ rssBytes }) => rssBytes)),
+  };
+}
+
+/** CPU of the working processes since their first job: the boot is not a cost of a job. */
+export const nodeUsOf = (stats: Stats[]): number =>
+  stats.reduce((sum, { cpuUs, cpuUsAtFirst }) => sum + cpuUs - cpuUsAtFirst, 0);
+
+async function startAll(trial: Trial, workers: AgentProcess[], options: DrainOptions): Promise<void> {
+  const { mode = 'throughput', concurrency = CONCURRENCY, behaviour = 'nothing' } = options;
+  await trial.startWorkers(workers, { mode, concurrency, behaviour, keepStarts: false });
+}
