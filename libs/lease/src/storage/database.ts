@@ -68,6 +68,10 @@ export class Database {
       // A pooler refuses start-up settings; there every statement runs in an explicit READ COMMITTED transaction instead.
       ...(pooled ? {} : { options: startupOptions({ ...SESSION_SETTINGS, ...this.timeouts }, pool.options) }),
     });
+    // Before it is handed out: a server that shuts down says so right behind its welcome, when nobody else listens yet.
+    this.pool.on('connect', (client) =>
+      client.on('error', (error) => this.trouble.warn('pool', `Connection lost: ${errorText(error)}`)),
+    );
     this.pool.on('error', (error) => this.trouble.warn('pool', `Idle connection lost: ${errorText(error)}`));
   }
 
@@ -203,7 +207,6 @@ export class Database {
   }
 
   private async prepare(client: PoolClient): Promise<void> {
-    client.on('error', (error) => this.trouble.warn('pool', `Connection lost: ${errorText(error)}`));
     const { queryTimeoutMs } = this.options.connection;
     await limitedQuery(
       client as unknown as Client,
