@@ -165,7 +165,7 @@ describe('what is not given', () => {
       },
       leader: { probeMs: 2000, retryMs: 1000 },
       concurrency: 50,
-      buffer: { max: 500, ageMs: 1000 },
+      buffer: { max: 1000, ageMs: 1000 },
       claim: { maxBytes: 16_777_216 },
       suspects: { patienceMs: 30_000 },
       payloadMaxBytes: 1_048_576,

@@ -4,7 +4,7 @@ import { RESCUE_TEXT } from '../rescue/rescue.service';
 import { Database } from '../storage/database';
 import { WorkersService } from '../workers/workers.service';
 import { Exchange } from './exchange';
-import { type HeldLease, HeldLeases } from './held-leases';
+import { type HeldLease, HeldLeases, type LeaseWatcher } from './held-leases';
 import type { LeasedJob } from './leased-job';
 import { pollSql } from './poll.sql';
 import type { Lane } from './wake-up';
@@ -30,7 +30,7 @@ export interface ClaimedJob {
  * leases and compare them with the database like all others. At its deadline the signal aborts and the lease is given up.
  */
 @Injectable()
-export class ClaimService {
+export class ClaimService implements LeaseWatcher {
   constructor(
     private readonly exchange: Exchange,
     private readonly held: HeldLeases,
@@ -50,7 +50,7 @@ export class ClaimService {
     const workerId = this.workers.currentId;
     const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(
       pollSql(this.database.schema.quoted),
-      [kinds, queues ?? null, limit],
+      [kinds, queues ?? null, limit, true],
     );
     const lanes = [
       ...new Map(
@@ -61,8 +61,7 @@ export class ClaimService {
     const reply = await this.exchange.claim({
       workerId,
       want: limit,
-      queues: lanes.map(([queue]) => queue),
-      kinds: lanes.map(([, kind]) => kind),
+      lanes,
       limits: lanes.map(() => limit),
       suspects: this.held.size === 0 ? 1 : 0,
     });
@@ -73,20 +72,19 @@ export class ClaimService {
           : 'The reply to the claim was lost; what it may have leased is given back by the next beat',
       );
     }
-    const held = reply.jobs
-      .map(({ key }) => this.held.get(key))
-      .filter((lease): lease is HeldLease => lease !== undefined);
+    const held = reply.leases;
     if (workerId !== this.workers.current?.id) {
       for (const { job } of held) void this.exchange.settle(job, { event: 'giveback' });
       throw new NotRunningError(`Worker ${workerId} was lost while it claimed; what it got was given back`);
     }
-    for (const lease of held) {
-      lease.onDeadline(() => {
-        if (lease.settling) return;
-        lease.interrupt('deadline');
-        void this.exchange.settle(lease.job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
-      });
-    }
+    for (const lease of held) lease.watch(this);
     return held.map(({ job, signal }) => ({ job, signal }));
+  }
+
+  /** The worker's own end of way 3, for what was claimed by hand. */
+  deadlinePassed(lease: HeldLease): void {
+    if (lease.settling) return;
+    lease.interrupt('deadline');
+    void this.exchange.settle(lease.job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
   }
 }

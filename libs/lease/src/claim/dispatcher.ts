@@ -8,9 +8,12 @@ import { type ClaimReply, type ClaimRequest, type Claimer, Exchange } from './ex
 import { type HeldLease, HeldLeases } from './held-leases';
 import { Lanes } from './lanes';
 import { Slots } from './slots';
-import type { Lane } from './wake-up';
 
 const REFUSED_PAUSE_MS = 250;
+/** Jobs that one claim may bring: larger ones gain nothing, and keep their connection from settling. */
+const MAX_CLAIM = 500;
+/** While a claim is on the wire another one is worth its round trip only for this many. */
+const MIN_SECOND_CLAIM = 200;
 
 /**
  * Claims what this process will start at once, and starts it. Free slots plus a small buffer sized from the recent rate; what has not
@@ -23,9 +26,12 @@ export class Dispatcher implements Claimer {
   private accepting = false;
   private housekeeping: NodeJS.Timeout | undefined;
   private suspectsSeenAt: number | undefined;
-  private asked: { lanes: Lane[]; generation: number } | undefined;
-  private readonly running = new Map<Promise<void>, HeldLease>();
+  /** Claims on the wire, with the generation of the lanes that they were made from. */
+  private readonly asked = new Map<ClaimRequest, number>();
+  private readonly running = new Set<HeldLease>();
+  private endWaiters: (() => void)[] = [];
   private pausedUntil = 0;
+  private starting = false;
   private onRefused: () => void = () => undefined;
 
   constructor(
@@ -78,7 +84,7 @@ export class Dispatcher implements Claimer {
 
   /** Resolves when no handler runs any more. */
   async allEnded(): Promise<void> {
-    while (this.running.size > 0) await Promise.allSettled(this.running.keys());
+    while (this.running.size > 0) await new Promise<void>((resolve) => this.endWaiters.push(resolve));
   }
 
   next(): ClaimRequest | undefined {
@@ -88,22 +94,21 @@ export class Dispatcher implements Claimer {
     const idle = this.held.size === 0 && this.running.size === 0;
     // Not while a handler that lost its lease runs on: it might for ever, and the suspects are for other processes then.
     if (!idle && this.suspectsWaitTooLong && !this.hasAbandoned) return undefined;
-    const suspects = !idle || !this.lanes.hasSuspects ? 0 : this.suspectsWaitTooLong ? 2 : 1;
+    const suspects: 0 | 1 | 2 = !idle || !this.lanes.hasSuspects ? 0 : this.suspectsWaitTooLong ? 2 : 1;
     const lanes = this.lanes.toClaim(suspects).filter(([, kind]) => this.slots.room(kind) > 0);
-    const want = Math.min(this.slots.roomInAll(), this.options.concurrency + this.options.buffer.max);
-    if (lanes.length === 0 || want === 0) return undefined;
-    this.asked = { lanes, generation: this.lanes.generation };
-    return {
-      workerId: this.workerId,
-      want,
-      queues: lanes.map(([queue]) => queue),
-      kinds: lanes.map(([, kind]) => kind),
-      limits: lanes.map(([, kind]) => Math.min(want, this.slots.room(kind))),
-      suspects,
-    };
+    const want = Math.min(this.slots.roomInAll(), MAX_CLAIM);
+    if (lanes.length === 0 || want < (this.asked.size > 0 ? MIN_SECOND_CLAIM : 1)) return undefined;
+    const limits = lanes.map(([, kind]) => Math.min(want, this.slots.room(kind)));
+    const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, suspects };
+    this.asked.set(request, this.lanes.generation);
+    this.slots.expect(request, 1);
+    return request;
   }
 
   receive(request: ClaimRequest, reply: ClaimReply): void {
+    const generation = this.asked.get(request);
+    this.asked.delete(request);
+    this.slots.expect(request, -1);
     if (!reply.ok) {
       if (!reply.refused) return;
       // Expired or declared dead: the next beat knows which. Asking again before would be a busy loop.
@@ -112,59 +117,68 @@ export class Dispatcher implements Claimer {
       if (request.workerId === this.workerId) this.onRefused();
       return;
     }
-    const { jobs } = reply;
+    const { leases } = reply;
     if (request.workerId !== this.workerId) {
       // Claimed under an identity that was lost meanwhile: others may have these jobs already, or soon.
-      for (const job of jobs) void this.exchange.settle(job, { event: 'giveback' });
+      for (const { job } of leases) void this.exchange.settle(job, { event: 'giveback' });
       return;
     }
-    this.markEmptied(request, reply);
-    for (const job of jobs) {
-      const held = this.held.get(job.key);
-      if (!held) continue;
-      if (this.events.wants('job.claimed')) this.events.emit({ type: 'job.claimed', ...ref(job) });
-      if (!this.slots.put(held)) void this.exchange.settle(job, { event: 'giveback' });
+    if (reply.complete && generation !== undefined) this.markEmptied(request, leases, generation);
+    const announce = this.events.wants('job.claimed');
+    for (const held of leases) {
+      if (announce) this.events.emit({ type: 'job.claimed', ...ref(held.job) });
+      if (!this.slots.put(held)) void this.exchange.settle(held.job, { event: 'giveback' });
     }
     if (!this.accepting) this.giveBack(Infinity);
     this.startBuffered();
   }
 
-  /** A kind that brought less than there was room for has no more, unless the claim was cut short for its size. */
-  private markEmptied(request: ClaimRequest, { jobs, bytes }: ClaimReply & { ok: true }): void {
-    if (!this.asked || jobs.length >= request.want || (jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2))
-      return;
+  /** A kind that brought less than there was room for has no more. */
+  private markEmptied({ lanes, limits }: ClaimRequest, leases: HeldLease[], generation: number): void {
     const counts = new Map<string, number>();
-    for (const { kind } of jobs) counts.set(kind, (counts.get(kind) ?? 0) + 1);
-    const limits = new Map(request.kinds.map((kind, i) => [kind, request.limits[i] ?? 0]));
+    for (const { job } of leases) counts.set(job.kind, (counts.get(job.kind) ?? 0) + 1);
+    const limitOf = new Map(lanes.map(([, kind], i) => [kind, limits[i] ?? 0]));
     this.lanes.empty(
-      this.asked.lanes.filter(([, kind]) => (counts.get(kind) ?? 0) < (limits.get(kind) ?? 0)),
-      this.asked.generation,
+      lanes.filter(([, kind]) => (counts.get(kind) ?? 0) < (limitOf.get(kind) ?? 0)),
+      generation,
     );
   }
 
   private startBuffered(): void {
     for (let held = this.slots.take(); held; held = this.slots.take()) {
-      const { job } = held;
       if (held.interrupted) {
         // Lost or to be stopped before it began: no run.
-        this.slots.ended(job.kind);
-        void this.exchange.settle(job, { event: 'giveback' });
+        this.slots.ended(held.job.kind);
+        void this.exchange.settle(held.job, { event: 'giveback' });
         continue;
       }
-      const run = this.runner.run(held).finally(() => {
-        this.running.delete(run);
-        this.slots.ended(job.kind);
-        this.startBuffered();
-        this.exchange.wake();
-      });
-      this.running.set(run, held);
+      this.running.add(held);
+      void this.runner.run(held, this.onEnd);
     }
+  }
+
+  private readonly onEnd = (held: HeldLease): void => {
+    this.running.delete(held);
+    this.slots.ended(held.job.kind);
+    if (this.running.size === 0) for (const resolve of this.endWaiters.splice(0)) resolve();
+    this.scheduleStart();
+  };
+
+  /** On the next turn: what ends in this one frees its slots together. */
+  private scheduleStart(): void {
+    if (this.starting) return;
+    this.starting = true;
+    queueMicrotask(() => {
+      this.starting = false;
+      this.startBuffered();
+      this.exchange.wake();
+    });
   }
 
   private keepHouse(): void {
     this.giveBack(monotonicMs() - this.options.buffer.ageMs);
     let stuck = 0;
-    for (const held of this.running.values()) if (held.interrupted) stuck++;
+    for (const held of this.running) if (held.interrupted) stuck++;
     this.heartbeat.stuck = stuck;
     if (!this.lanes.hasSuspects) this.suspectsSeenAt = undefined;
     else this.suspectsSeenAt ??= monotonicMs();
@@ -176,7 +190,7 @@ export class Dispatcher implements Claimer {
 
   /** Handlers whose lease is gone and that have not ended. */
   private get hasAbandoned(): boolean {
-    for (const { job } of this.running.values()) if (!this.held.get(job.key)) return true;
+    for (const { job } of this.running) if (!this.held.get(job.key)) return true;
     return false;
   }
 

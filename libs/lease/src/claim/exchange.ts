@@ -7,22 +7,24 @@ import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
 import { errorText, isContentError } from '../storage/sql-errors';
 import { moveSql, recordedSql, stepSql } from './exchange.sql';
-import { HeldLeases } from './held-leases';
-import { type LeasedJob, parseClaim } from './leased-job';
+import { type HeldLease, HeldLeases } from './held-leases';
+import { LaneMarks, type Look } from './lane-marks';
+import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
+import type { Lane } from './wake-up';
 
-/** What a claim asks for. Lanes are parallel lists; `limits` bounds each kind. */
+/** What a claim asks for. `limits[i]` bounds the kind of `lanes[i]`. */
 export interface ClaimRequest {
   workerId: string;
   want: number;
-  queues: string[];
-  kinds: string[];
+  lanes: Lane[];
   limits: number[];
   /** 0 = take no suspect, 1 = take one if nothing else is to be had, 2 = take nothing else. */
   suspects: 0 | 1 | 2;
 }
 
 export type ClaimReply =
-  | { ok: true; jobs: LeasedJob[]; bytes: number }
+  /** `complete`: nothing else was free in these lanes. */
+  | { ok: true; leases: HeldLease[]; complete: boolean }
   /** The database holds this worker for dead, draining or expired. */
   | { ok: false; refused: true }
   /** The reply was lost; what it may have leased comes back as unknown at the next beat and is given back. */
@@ -30,12 +32,13 @@ export type ClaimReply =
 
 interface Pending {
   job: LeasedJob;
+  lease: HeldLease | undefined;
   outcome: Outcome;
   /** It was sent before, and the reply lost: moving nothing may mean that it is done. */
   repeat: boolean;
   /** Times that the database refused it for its content. */
   refusals: number;
-  resolve(answer: Answer): void;
+  answered: (job: LeasedJob, outcome: Outcome, answer: Answer) => void;
 }
 
 /** Offers a claim to ride along whenever something is sent. Returns undefined to claim nothing. */
@@ -46,6 +49,8 @@ export interface Claimer {
 
 const CONNECTIONS = 2;
 const MAX_BATCH = 1000;
+const APPLIED: Answer = { applied: true, place: 'completed' };
+const REFUSED: Answer = { applied: false };
 
 /**
  * All traffic about running jobs: outcomes and claims share round trips. Outcomes that arrive while one flush is on the wire go out
@@ -58,7 +63,7 @@ export class Exchange {
   private readonly trouble = new ThrottledLog(this.logger);
   private pending: Pending[] = [];
   private onWire = 0;
-  private claiming = false;
+  private claims = 0;
   private scheduled = false;
   private failures = 0;
   private pausedUntil = 0;
@@ -66,6 +71,9 @@ export class Exchange {
   private claimer: Claimer | undefined;
   private readonly stopping = new AbortController();
   private idleWaiters: (() => void)[] = [];
+  private readonly marks = new LaneMarks();
+  /** Claims on the wire at once, at most. */
+  maxClaims = CONNECTIONS;
 
   constructor(
     private readonly database: Database,
@@ -80,22 +88,15 @@ export class Exchange {
 
   /** Records an outcome. Resolves when the database has answered, however long that takes; at once, as refused, after `stop`. */
   settle(job: LeasedJob, outcome: Outcome): Promise<Answer> {
-    if (this.stopping.signal.aborted) return Promise.resolve({ applied: false });
-    const lease = this.held.get(job.key);
+    return new Promise((resolve) => this.post(job, outcome, (_job, _outcome, answer) => resolve(answer)));
+  }
+
+  /** The same with a callback, which for a job that did little is half of its cost. */
+  post(job: LeasedJob, outcome: Outcome, answered: Pending['answered'], lease = this.held.get(job.key)): void {
+    if (this.stopping.signal.aborted) return answered(job, outcome, REFUSED);
     if (lease) lease.settling = true;
-    return new Promise((resolve) => {
-      this.pending.push({
-        job,
-        outcome,
-        repeat: false,
-        refusals: 0,
-        resolve: (answer) => {
-          this.held.remove(job.key);
-          resolve(answer);
-        },
-      });
-      this.wake();
-    });
+    this.pending.push({ job, lease, outcome, repeat: false, refusals: 0, answered });
+    this.wake();
   }
 
   /** Looks whether something can be sent, on the next turn of the loop: what happens in this turn goes together. */
@@ -123,7 +124,7 @@ export class Exchange {
   /** Gives up on whatever is still unanswered: it is refused locally, and rescued. */
   stop(): void {
     this.stopping.abort();
-    for (const pending of this.pending.splice(0)) pending.resolve({ applied: false });
+    for (const pending of this.pending.splice(0)) this.resolve(pending, REFUSED);
     this.notifyIdle();
   }
 
@@ -139,14 +140,14 @@ export class Exchange {
         }, Math.ceil(pauseMs)).unref();
         return;
       }
-      const claim = this.claiming ? undefined : this.claimer?.next();
+      const claim = this.claims < this.maxClaims ? this.claimer?.next() : undefined;
       const batch = this.takeBatch();
       if (batch.length === 0 && !claim) break;
       this.onWire++;
-      if (claim) this.claiming = true;
+      if (claim) this.claims++;
       void this.send(batch, claim).finally(() => {
         this.onWire--;
-        if (claim) this.claiming = false;
+        if (claim) this.claims--;
         this.notifyIdle();
         this.wake();
       });
@@ -165,10 +166,16 @@ export class Exchange {
     const same = (p: Pending): boolean =>
       p.job.workerId === first.job.workerId &&
       (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
-    const batch: Pending[] = [];
-    const rest: Pending[] = [];
-    for (const pending of this.pending) (batch.length < MAX_BATCH && same(pending) ? batch : rest).push(pending);
-    this.pending = rest;
+    let batch: Pending[];
+    if (this.pending.length <= MAX_BATCH && this.pending.every(same)) {
+      batch = this.pending;
+      this.pending = [];
+    } else {
+      batch = [];
+      const rest: Pending[] = [];
+      for (const pending of this.pending) (batch.length < MAX_BATCH && same(pending) ? batch : rest).push(pending);
+      this.pending = rest;
+    }
     return batch.sort((a, b) => compareIds(a.job.id, b.job.id));
   }
 
@@ -197,37 +204,27 @@ export class Exchange {
       this.pending.unshift(...completions);
       completions = [];
     }
+    const look = this.marks.look();
     try {
-      const results = completions.map(({ outcome }) => (outcome as { result: string | null }).result);
-      const [row] = await this.database.query<{
-        applied: string[] | null;
-        jobs: string | null;
-        refused: boolean | null;
-      }>(
+      const [row] = await this.database.query<StepRow>(
         stepSql(this.database.schema.quoted),
         [
           workerId,
-          completions.map(({ job }) => job.id),
-          completions.map(({ job }) => job.token),
-          results.some((result) => result !== null) ? `[${results.map((r) => r ?? 'null').join(',')}]` : null,
+          ...settleValues(completions),
           claimNo,
-          claim?.want ?? 0,
-          claim?.queues ?? [],
-          claim?.kinds ?? [],
-          claim?.limits ?? [],
-          claim?.suspects ?? 0,
-          this.options.claim.maxBytes,
+          ...claimValues(claim, look, this.marks, this.options.claim.maxBytes),
         ],
         { name: 'leasehold_step' },
       );
       this.failures = 0;
       const text = row?.jobs ?? null;
-      const jobs = parseClaim(text, workerId, sentAtMs);
-      for (const job of jobs) this.held.add(job);
-      const applied = row?.applied ? new Set(row.applied) : undefined;
+      const claimed = parseClaim(text, workerId, sentAtMs);
+      const leases = claimed.jobs.map((job) => this.held.add(job));
+      const applied = row?.applied == null ? undefined : new Set(row.applied.split(','));
       await this.answer(completions, (p) => (applied && !applied.has(p.job.id) ? undefined : 'completed'));
       if (row?.refused) return { ok: false, refused: true };
-      return { ok: true, jobs, bytes: text?.length ?? 0 };
+      const complete = !claim || this.learn(claim, claimed, look, text?.length ?? 0, row?.scan ?? null);
+      return { ok: true, leases, complete };
     } catch (error) {
       if (claim && completions.length > 0 && isContentError(error)) {
         // It may be the claim that was refused: no verdict on an outcome that did not go alone.
@@ -239,6 +236,31 @@ export class Exchange {
     } finally {
       this.held.closeClaim(claimNo);
     }
+  }
+
+  /** Moves the marks. @returns whether nothing else was free in these lanes */
+  private learn(
+    claim: ClaimRequest,
+    { jobs, positions }: Claimed,
+    look: Look,
+    bytes: number,
+    scan: string | null,
+  ): boolean {
+    const cut = jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2;
+    if (scan !== null) {
+      const [xmin = 0, xid = 0, us = 0] = scan.split(',').map(Number);
+      this.marks.saw({
+        look,
+        lanes: claim.lanes,
+        jobs,
+        positions,
+        complete: !cut && jobs.length < Math.min(claim.want, ...claim.limits),
+        xmin,
+        xid,
+        us,
+      });
+    }
+    return !cut && jobs.length < claim.want;
   }
 
   private async sendMoves(batch: Pending[]): Promise<void> {
@@ -259,9 +281,9 @@ export class Exchange {
     const missed: Pending[] = [];
     for (const pending of batch) {
       const place = placeOf(pending);
-      if (place !== undefined) pending.resolve({ applied: true, place });
+      if (place !== undefined) this.resolve(pending, place === 'completed' ? APPLIED : { applied: true, place });
       else if (pending.repeat) missed.push(pending);
-      else pending.resolve({ applied: false });
+      else this.resolve(pending, REFUSED);
     }
     if (missed.length === 0) return;
     try {
@@ -272,11 +294,16 @@ export class Exchange {
       const recorded = new Set(rows.map((row) => `${row.job_id}:${row.token}`));
       for (const pending of missed) {
         const applied = recorded.has(pending.job.key) || pending.outcome.event === 'giveback';
-        pending.resolve(applied ? { applied, place: 'recorded earlier' } : { applied });
+        this.resolve(pending, applied ? { applied, place: 'recorded earlier' } : REFUSED);
       }
     } catch (error) {
       await this.failed(missed, error);
     }
+  }
+
+  private resolve({ job, lease, outcome, answered }: Pending, answer: Answer): void {
+    if (lease) this.held.remove(lease);
+    answered(job, outcome, answer);
   }
 
   /** Nothing is ever dropped: bad content is narrowed down to its row, everything else is sent again after a pause. */
@@ -292,11 +319,13 @@ export class Exchange {
       }
       return;
     }
+    // Whoever answers next may be another server, which hands out positions anew.
+    this.marks.reset();
     const pauseMs = backoffMs(this.failures++, 20, 2000);
     this.pausedUntil = monotonicMs() + pauseMs;
     this.trouble.warn('exchange', `Could not write to the database, trying again: ${errorText(error)}`);
     if (this.stopping.signal.aborted) {
-      for (const pending of batch) pending.resolve({ applied: false });
+      for (const pending of batch) this.resolve(pending, REFUSED);
       return;
     }
     for (const pending of batch) pending.repeat = true;
@@ -316,6 +345,42 @@ export class Exchange {
     pending.outcome = { event: 'fatal', error: described };
     return this.sendMoves([pending]);
   }
+}
+
+interface StepRow extends Record<string, unknown> {
+  applied: string | null;
+  jobs: string | null;
+  refused: boolean | null;
+  scan: string | null;
+}
+
+/** Numbers as one text: `pg` escapes the elements of a list one by one. */
+const list = (numbers: readonly (string | number)[]): string => `{${numbers.join(',')}}`;
+
+function settleValues(completions: Pending[]): unknown[] {
+  const results = completions.map(({ outcome }) => (outcome as { result: string | null }).result);
+  return [
+    list(completions.map(({ job }) => job.id)),
+    list(completions.map(({ job }) => job.token)),
+    results.some((result) => result !== null) ? `[${results.map((r) => r ?? 'null').join(',')}]` : null,
+  ];
+}
+
+function claimValues(claim: ClaimRequest | undefined, look: Look, marks: LaneMarks, maxBytes: number): unknown[] {
+  const lanes = claim?.lanes ?? [];
+  const ranges = marks.ranges(lanes, look);
+  return [
+    claim?.want ?? 0,
+    lanes.map(([queue]) => queue),
+    lanes.map(([, kind]) => kind),
+    list(claim?.limits ?? []),
+    claim?.suspects ?? 0,
+    maxBytes,
+    list(ranges.lanes),
+    list(ranges.fromPriorities),
+    list(ranges.fromPositions),
+    list(ranges.toPriorities),
+  ];
 }
 
 const toMove = ({ job, outcome }: Pending): Move => ({

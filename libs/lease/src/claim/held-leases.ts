@@ -3,7 +3,17 @@ import { JobInterruptedError, type InterruptionReason } from './interruption';
 import type { LeasedJob } from './leased-job';
 import { monotonicMs } from '../storage/delays';
 
-const LONGEST_TIMER_MS = 2 ** 31 - 1;
+/** Deadlines nearer than this get a timer of their own; the others wait for the next look. */
+const TIMER_AHEAD_MS = 2000;
+const LOOK_EVERY_MS = 1000;
+
+/** Whoever works under a lease, told of what happens to it. */
+export interface LeaseWatcher {
+  /** The deadline has passed. Called once. */
+  deadlinePassed(lease: HeldLease): void;
+  /** The job was interrupted. Called once. */
+  interrupted?(lease: HeldLease, reason: InterruptionReason): void;
+}
 
 /** One lease held by this process, from the claim's reply until its outcome is answered. */
 export class HeldLease {
@@ -11,8 +21,8 @@ export class HeldLease {
   /** Made when somebody asks for the signal: most handlers of short jobs never do, and it costs more than all the rest. */
   private controller: AbortController | undefined;
   private timer: NodeJS.Timeout | undefined;
-  /** Told once, when the job is interrupted. */
-  onInterrupt: ((reason: InterruptionReason) => void) | undefined;
+  private watcher: LeaseWatcher | undefined;
+  private deadlinePassed = false;
   /** An outcome is on its way: "gone" is then no news. */
   settling = false;
   /** No longer ours; whatever is written for it is refused. */
@@ -48,23 +58,38 @@ export class HeldLease {
     if (this.interruption) return;
     this.interruption = new JobInterruptedError(this.job.id, reason, detail);
     this.controller?.abort(this.interruption);
-    this.onInterrupt?.(reason);
+    this.watcher?.interrupted?.(this, reason);
   }
 
-  /** Calls back once when the deadline has passed. */
-  onDeadline(callback: () => void): void {
-    if (this.job.deadlineMs === null) return;
-    const wait = (): void => {
-      const remaining = this.remainingMs;
-      if (remaining <= 0) return callback();
-      this.timer = setTimeout(wait, Math.min(Math.ceil(remaining), LONGEST_TIMER_MS));
-      this.timer.unref();
-    };
-    wait();
+  /** One watcher for all leases, where it can: a callback for each costs more than parsing the job. */
+  watch(watcher: LeaseWatcher): void {
+    this.watcher = watcher;
+    this.armDeadline();
   }
 
-  clearDeadline(): void {
-    clearTimeout(this.timer);
+  /** Most jobs end long before: a timer for each would cost more than claiming it. */
+  armDeadline(): void {
+    if (!this.watcher || this.timer || this.deadlinePassed || this.job.deadlineMs === null) return;
+    const remaining = this.remainingMs;
+    if (remaining <= 0) return this.passDeadline();
+    if (remaining > TIMER_AHEAD_MS) return;
+    this.timer = setTimeout(() => {
+      this.timer = undefined;
+      this.armDeadline();
+    }, Math.ceil(remaining));
+    this.timer.unref();
+  }
+
+  private passDeadline(): void {
+    this.deadlinePassed = true;
+    this.watcher?.deadlinePassed(this);
+  }
+
+  /** Nobody is told of anything any more. */
+  unwatch(): void {
+    this.watcher = undefined;
+    if (this.timer) clearTimeout(this.timer);
+    this.timer = undefined;
   }
 }
 
@@ -82,6 +107,7 @@ export class HeldLeases {
   private readonly unanswered = new Set<number>();
   private lastClaimNo = 0;
   private suspects = 0;
+  private looking: NodeJS.Timeout | undefined;
 
   get size(): number {
     return this.leases.size;
@@ -106,6 +132,7 @@ export class HeldLeases {
     const lease = new HeldLease(job);
     this.leases.set(job.key, lease);
     if (job.suspect) this.suspects++;
+    this.looking ??= setInterval(() => this.lookAtDeadlines(), LOOK_EVERY_MS).unref();
     return lease;
   }
 
@@ -113,12 +140,17 @@ export class HeldLeases {
     return this.leases.get(key);
   }
 
-  remove(key: string): void {
-    const lease = this.leases.get(key);
-    if (!lease) return;
-    lease.clearDeadline();
-    this.leases.delete(key);
+  remove(lease: HeldLease): void {
+    lease.unwatch();
+    if (!this.leases.delete(lease.job.key)) return;
     if (lease.job.suspect) this.suspects--;
+  }
+
+  private lookAtDeadlines(): void {
+    for (const lease of this.leases.values()) lease.armDeadline();
+    if (this.leases.size > 0) return;
+    clearInterval(this.looking);
+    this.looking = undefined;
   }
 
   all(): IterableIterator<HeldLease> {

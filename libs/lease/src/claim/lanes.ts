@@ -2,12 +2,14 @@ import { Injectable, Logger } from '@nestjs/common';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
 import { Database } from '../storage/database';
-import { sleep } from '../storage/delays';
+import { monotonicMs, sleep } from '../storage/delays';
 import { errorText } from '../storage/sql-errors';
 import { pollSql } from './poll.sql';
 import { type Lane, WakeUp } from './wake-up';
 
 const PROMOTE_LIMIT = 500;
+/** Looking for lanes may take this part of the time: dead rows that an old snapshot keeps can make it dear. */
+const LOOK_SHARE = 1 / 20;
 
 /**
  * Which lanes (queue, kind) hold something for this worker. Learnt from a poll, once a second and whenever the next scheduled job is due,
@@ -19,6 +21,9 @@ export class Lanes {
   private readonly trouble = new ThrottledLog(new Logger('Leasehold'));
   private full = new Map<string, Lane>();
   private suspects = new Map<string, Lane>();
+  /** Every lane that ever held something for this worker. */
+  private readonly known = new Map<string, Lane>();
+  private lookAfter = 0;
   private kinds: string[] = [];
   private stopping = new AbortController();
   private nap = new AbortController();
@@ -77,10 +82,16 @@ export class Lanes {
     this.generation++;
     for (const lane of lanes) {
       const [queue, kind] = lane;
-      if (this.kinds.includes(kind) && (this.options.queues?.includes(queue) ?? true)) this.full.set(keyOf(lane), lane);
+      if (this.kinds.includes(kind) && (this.options.queues?.includes(queue) ?? true)) this.add(lane);
     }
     if (lanes.length > 0) this.onFound();
     else this.pollNow();
+  }
+
+  private add(lane: Lane): void {
+    const key = keyOf(lane);
+    this.full.set(key, lane);
+    this.known.set(key, lane);
   }
 
   private async run(signal: AbortSignal): Promise<void> {
@@ -95,17 +106,27 @@ export class Lanes {
   /** @returns how long to wait before the next poll, ms */
   private async poll(): Promise<number> {
     try {
-      this.generation++;
+      const generation = ++this.generation;
+      const startedAt = monotonicMs();
+      const look = startedAt >= this.lookAfter;
       const [row] = await this.database.query<{
         promoted: number;
         lanes: Lane[] | null;
         suspects: Lane[] | null;
         next_due_ms: string | null;
-      }>(pollSql(this.database.schema.quoted), [this.kinds, this.options.queues, PROMOTE_LIMIT], {
+      }>(pollSql(this.database.schema.quoted), [this.kinds, this.options.queues, PROMOTE_LIMIT, look], {
         name: 'leasehold_poll',
       });
-      this.full = new Map((row?.lanes ?? []).map((lane) => [keyOf(lane), lane]));
-      this.suspects = new Map((row?.suspects ?? []).map((lane) => [keyOf(lane), lane]));
+      if (look) {
+        this.lookAfter = monotonicMs() + (monotonicMs() - startedAt) / LOOK_SHARE - this.options.pollMs;
+        // What was heard while it was on the wire is newer.
+        if (generation === this.generation) this.full.clear();
+        for (const lane of row?.lanes ?? []) this.add(lane);
+        this.suspects = new Map((row?.suspects ?? []).map((lane) => [keyOf(lane), lane]));
+      } else {
+        // Not looked: a claim from where the last one ended costs next to nothing.
+        for (const lane of this.known.values()) this.add(lane);
+      }
       this.onFound();
       if (row?.promoted === PROMOTE_LIMIT) return 0;
       const { pollMs } = this.options;

@@ -16,8 +16,7 @@ export interface LeasedJob<P = unknown> extends Job<P> {
 }
 
 type Row = [
-  id: string,
-  token: string,
+  key: string,
   kind: string,
   queue: string,
   attempt: number,
@@ -25,50 +24,54 @@ type Row = [
   payload: unknown,
   maxAttempts: number,
   deadlineMs: number | null,
-  deadlineAt: string | null,
-  createdAt: string,
+  createdAt: number,
   tags: string[] | null,
   crashes: number,
-  suspect: boolean,
+  suspect: 0 | 1,
+  position: number,
 ];
 
-/** Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). */
-export function parseClaim(text: string | null, workerId: string, sentAtMs: number): LeasedJob[] {
-  if (text === null) return [];
-  return (JSON.parse(text) as Row[]).map(
-    ([
-      id,
-      token,
-      kind,
-      queue,
-      attempt,
-      priority,
-      payload,
-      maxAttempts,
-      deadlineMs,
-      deadlineAt,
-      createdAt,
-      tags,
-      crashes,
-      suspect,
-    ]) => ({
-      key: `${id}:${token}`,
-      id,
-      token,
+/** The jobs of one claim, and where each stood in its lane (exact below 2^53; below zero: given back). */
+export interface Claimed {
+  jobs: LeasedJob[];
+  positions: number[];
+}
+
+/**
+ * Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). Id and token come
+ * as one text, since V8 looks every short text of a JSON up in a table, and adds it there.
+ */
+export function parseClaim(text: string | null, workerId: string, sentAtMs: number): Claimed {
+  const jobs: LeasedJob[] = [];
+  const positions: number[] = [];
+  if (text === null) return { jobs, positions };
+  const rows = JSON.parse(text) as [number, ...Row[]];
+  const claimedAt = rows[0];
+  for (let i = 1; i < rows.length; i++) {
+    const row = rows[i] as Row;
+    const key = row[0];
+    const colon = key.indexOf(':');
+    const deadlineMs = row[7];
+    jobs.push({
+      key,
+      id: key.slice(0, colon),
+      token: key.slice(colon + 1),
       workerId,
-      kind,
-      queue,
-      attempt,
-      priority,
-      payload,
-      maxAttempts,
+      kind: row[1],
+      queue: row[2],
+      attempt: row[3],
+      priority: row[4],
+      payload: row[5],
+      maxAttempts: row[6],
       deadlineMs,
-      deadlineAt: deadlineAt === null || deadlineAt === 'infinity' ? null : new Date(deadlineAt),
-      createdAt: new Date(createdAt),
-      tags: tags ?? [],
-      crashes,
-      suspect,
+      deadlineAt: deadlineMs === null ? null : new Date(claimedAt + deadlineMs),
+      createdAt: new Date(row[8]),
+      tags: row[9] ?? [],
+      crashes: row[10],
+      suspect: row[11] === 1,
       claimedAtMs: sentAtMs,
-    }),
-  );
+    });
+    positions.push(row[12]);
+  }
+  return { jobs, positions };
 }

@@ -1,14 +1,19 @@
+import type { ClaimRequest } from './exchange';
 import type { HeldLease } from './held-leases';
 import { monotonicMs } from '../storage/delays';
 
 const RATE_WINDOW_MS = 200;
 /** The buffer holds what the slots will start within about this time. */
-const BUFFER_AHEAD_MS = 20;
+const BUFFER_AHEAD_MS = 40;
 
 /** Room of one kind: its limit, what runs, and what was claimed ahead. */
 class KindSlots {
   running = 0;
-  readonly buffer: HeldLease[] = [];
+  /** Asked for by claims that are on the wire. */
+  expected = 0;
+  buffer: HeldLease[] = [];
+  /** Where the buffer begins: what was taken is cut off now and then. */
+  private head = 0;
   /** After a give-back nothing is claimed ahead until a slot has freed. */
   bufferless = false;
   private ends = 0;
@@ -17,8 +22,31 @@ class KindSlots {
 
   constructor(readonly limit: number) {}
 
-  started(): void {
+  get buffered(): number {
+    return this.buffer.length - this.head;
+  }
+
+  get first(): HeldLease | undefined {
+    return this.buffer[this.head];
+  }
+
+  start(): void {
     this.running++;
+    this.head++;
+    if (this.head < this.buffer.length && this.head < 1000) return;
+    this.buffer = this.buffer.slice(this.head);
+    this.head = 0;
+  }
+
+  /** Takes out what was claimed before; claims nothing ahead until a slot has freed, if that was anything. */
+  takeStale(claimedBefore: number): HeldLease[] {
+    const waiting = this.buffer.slice(this.head);
+    const stale = waiting.filter((held) => held.job.claimedAtMs < claimedBefore);
+    if (stale.length === 0) return stale;
+    this.bufferless = true;
+    this.buffer = waiting.filter((held) => held.job.claimedAtMs >= claimedBefore);
+    this.head = 0;
+    return stale;
   }
 
   ended(): void {
@@ -46,7 +74,8 @@ class KindSlots {
 export class Slots {
   private readonly kinds = new Map<string, KindSlots>();
   running = 0;
-  buffered = 0;
+  private buffered = 0;
+  private expected = 0;
 
   constructor(
     limits: Map<string, number>,
@@ -64,18 +93,29 @@ export class Slots {
   room(kind: string): number {
     const slots = this.kinds.get(kind);
     if (!slots) return 0;
-    const free = slots.limit - slots.running - slots.buffer.length;
+    const waiting = slots.buffered + slots.expected;
+    const free = slots.limit - slots.running - waiting;
     const ahead = slots.ahead(this.bufferMax);
+    const room = Math.max(0, free + ahead);
     // Small top-ups of the buffer are not worth a claim; free slots are.
-    if (free <= 0 && slots.buffer.length > ahead / 2) return 0;
-    return Math.max(0, free + ahead);
+    return free <= 0 && room < ahead / 4 ? 0 : room;
   }
 
   /** The same over all kinds. */
   roomInAll(): number {
     let ahead = 0;
     for (const slots of this.kinds.values()) ahead += slots.ahead(this.bufferMax);
-    return Math.max(0, this.total - this.running - this.buffered + Math.min(this.bufferMax, ahead));
+    return Math.max(0, this.total - this.running - this.buffered - this.expected + Math.min(this.bufferMax, ahead));
+  }
+
+  /** A claim was sent (1), or its reply has come (-1): its jobs have their places meanwhile. */
+  expect({ want, lanes, limits }: ClaimRequest, sign: 1 | -1): void {
+    this.expected += sign * want;
+    const limitOf = new Map(lanes.map(([, kind], i) => [kind, limits[i] ?? 0]));
+    for (const [kind, limit] of limitOf) {
+      const slots = this.kinds.get(kind);
+      if (slots) slots.expected += sign * limit;
+    }
   }
 
   put(held: HeldLease): boolean {
@@ -91,14 +131,13 @@ export class Slots {
     if (!this.free) return undefined;
     let best: KindSlots | undefined;
     for (const slots of this.kinds.values()) {
-      const [first] = slots.buffer;
+      const { first } = slots;
       if (!first || slots.running >= slots.limit) continue;
-      const [rival] = best?.buffer ?? [];
-      if (!rival || comesBefore(first, rival)) best = slots;
+      if (!best?.first || comesBefore(first, best.first)) best = slots;
     }
-    const held = best?.buffer.shift();
+    const held = best?.first;
     if (!best || !held) return undefined;
-    best.started();
+    best.start();
     this.running++;
     this.buffered--;
     return held;
@@ -111,15 +150,7 @@ export class Slots {
 
   /** Takes out of the buffers what was claimed before `claimedBefore` (monotonic ms); their kinds then claim nothing ahead. */
   takeStale(claimedBefore: number): HeldLease[] {
-    const stale: HeldLease[] = [];
-    for (const slots of this.kinds.values()) {
-      const old = slots.buffer.filter((held) => held.job.claimedAtMs < claimedBefore);
-      if (old.length === 0) continue;
-      slots.bufferless = true;
-      const keep = slots.buffer.filter((held) => held.job.claimedAtMs >= claimedBefore);
-      slots.buffer.splice(0, slots.buffer.length, ...keep);
-      stale.push(...old);
-    }
+    const stale = [...this.kinds.values()].flatMap((slots) => slots.takeStale(claimedBefore));
     this.buffered -= stale.length;
     return stale;
   }

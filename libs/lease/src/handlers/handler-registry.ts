@@ -20,6 +20,8 @@ export interface HandlerDefinition {
   /** Whether a deadline was set for the kind itself; else a queue's own outranks the module's. */
   ownDeadline: boolean;
   payload: Type<object> | undefined;
+  /** The instance for all jobs, unless each has one of its own. */
+  readonly singleton: Handler | undefined;
   /** The instance for one job: the singleton, or one resolved for this job alone. */
   instance(): Promise<Handler>;
 }
@@ -97,6 +99,7 @@ export class HandlerRegistry {
     if (typeof (type.prototype as Partial<Handler>).handle !== 'function') {
       throw new LeaseSetupError(`${where}: the class has no method handle(job, lease)`);
     }
+    let singleton: Handler | undefined;
     const own = { ...validateHandlerOptions(decorated, where), ...this.options.handlers[kind] };
     return {
       kind,
@@ -107,6 +110,9 @@ export class HandlerRegistry {
       budget: resolveBudget(own, where, this.options.budget),
       ownDeadline: own.deadline !== undefined,
       payload,
+      get singleton() {
+        return (singleton ??= singletonOf(wrapper));
+      },
       instance: () => this.instanceOf(type, wrapper),
     };
   }
@@ -117,8 +123,13 @@ export class HandlerRegistry {
    */
   private async instanceOf(type: Type<Handler>, wrapper: InstanceWrapper | undefined): Promise<Handler> {
     if (!wrapper) throw new LeaseSetupError(`${type.name} is not a provider of this application`);
-    if (wrapper.isDependencyTreeStatic() && !wrapper.isTransient) return wrapper.instance as Handler;
+    const singleton = singletonOf(wrapper);
+    if (singleton) return singleton;
     const contextId = ContextIdFactory.create();
     return this.moduleRef.resolve<Handler>(wrapper.token, contextId, { strict: false });
   }
 }
+
+/** Looked up when the first job comes: at discovery an instance may not be there yet. */
+const singletonOf = (wrapper: InstanceWrapper | undefined): Handler | undefined =>
+  wrapper?.isDependencyTreeStatic() && !wrapper.isTransient ? (wrapper.instance as Handler) : undefined;

@@ -6,7 +6,7 @@ import { LeaseLostError } from '../errors';
 export class Lease {
   constructor(
     private readonly held: HeldLease,
-    private readonly trusted: () => boolean,
+    private readonly heartbeat: { readonly trusted: boolean },
   ) {}
 
   /** The fencing number: a bigint as decimal text, larger for every later claim of the job. Hand it to systems that can compare it. */
@@ -40,7 +40,7 @@ export class Lease {
    */
   assertHeld(): void {
     this.held.throwIfInterrupted();
-    if (this.held.lost || !this.trusted()) {
+    if (this.held.lost || !this.heartbeat.trusted) {
       throw new LeaseLostError(
         this.held.job.id,
         this.token,

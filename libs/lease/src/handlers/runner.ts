@@ -1,5 +1,6 @@
 import { Injectable } from '@nestjs/common';
-import type { HeldLease } from '../claim/held-leases';
+import type { HeldLease, LeaseWatcher } from '../claim/held-leases';
+import type { InterruptionReason } from '../claim/interruption';
 import { Exchange } from '../claim/exchange';
 import type { LeasedJob } from '../claim/leased-job';
 import { InvalidJobError, NonRetryableError, SnoozeError } from '../errors';
@@ -16,7 +17,7 @@ import { validatePayload } from './validate-payload';
 
 /** Runs one leased job in its handler and reports what became of it. */
 @Injectable()
-export class Runner {
+export class Runner implements LeaseWatcher {
   constructor(
     private readonly registry: HandlerRegistry,
     private readonly exchange: Exchange,
@@ -26,57 +27,57 @@ export class Runner {
   ) {}
 
   /**
-   * Resolves when the handler has ended, which for one that ignores its abort is long after the lease was given up. Its outcome is
-   * then on its way, not yet answered: a slot need not wait for the database.
+   * Runs the job. `onEnd` is called when the handler has ended, which for one that ignores its abort is long after the lease was given
+   * up. Its outcome is then on its way, not yet answered: a slot need not wait for the database.
    */
-  async run(held: HeldLease): Promise<void> {
+  async run(held: HeldLease, onEnd: (held: HeldLease) => void): Promise<void> {
     const { job } = held;
-    let closed = false;
-    held.onDeadline(() => {
-      // The worker's own end of way 3, with the same text and outcome; the slot stays taken until the handler really ends.
-      if (held.settling) return;
-      closed = true;
-      held.interrupt('deadline');
-      this.report(job, { event: 'deadline', reason: RESCUE_TEXT.deadline });
-    });
-    if (closed) return; // Its deadline passed while it stood in the buffer: no run.
-    held.onInterrupt = (reason) => this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
+    held.watch(this);
+    if (held.settling) return onEnd(held); // Its deadline passed while it stood in the buffer: no run.
     if (this.events.wants('job.started')) this.events.emit({ type: 'job.started', ...ref(job) });
-    const outcome = await this.outcomeOf(held);
-    held.onInterrupt = undefined;
-    if (closed) {
-      // Already settled by its deadline: whatever the handler says now is late.
-      this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
-      return;
-    }
-    this.report(job, outcome);
-  }
-
-  private async outcomeOf(held: HeldLease): Promise<Outcome> {
-    const { job } = held;
+    let outcome: Outcome;
     try {
       const definition = this.registry.get(job.kind);
       if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
       const payload = definition.payload
         ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`)
         : job.payload;
-      const handler = await definition.instance();
-      const lease = new Lease(held, () => this.heartbeat.trusted);
-      const result = await handler.handle({ ...job, payload }, lease);
-      const encoded = encodeResult(result, this.options.resultMaxBytes);
-      if ('json' in encoded) return { event: 'complete', result: encoded.json };
-      return { event: 'fatal', error: { name: 'ResultNotStorable', message: encoded.problem } };
+      const handler = definition.singleton ?? (await definition.instance());
+      const result = await handler.handle({ ...job, payload }, new Lease(held, this.heartbeat));
+      outcome = result === undefined ? COMPLETED : outcomeOfResult(result, this.options.resultMaxBytes);
     } catch (error) {
-      return outcomeOfError(error, held);
+      outcome = outcomeOfError(error, held);
     }
+    // Already settled by its deadline: whatever the handler says now is late.
+    if (held.settling) this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
+    else this.exchange.post(job, outcome, this.announce, held);
+    onEnd(held);
   }
 
-  private report(job: LeasedJob, outcome: Outcome): void {
-    void this.exchange.settle(job, outcome).then((answer) => {
-      const event = eventOf(job, outcome, answer);
-      if (event && this.events.wants(event.type)) this.events.emit(event);
-    });
+  /** The worker's own end of way 3, with the same text and outcome; the slot stays taken until the handler really ends. */
+  deadlinePassed(held: HeldLease): void {
+    if (held.settling) return;
+    held.interrupt('deadline');
+    this.exchange.post(held.job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce, held);
   }
+
+  interrupted({ job, settling }: HeldLease, reason: InterruptionReason): void {
+    if (!settling) this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
+  }
+
+  private readonly announce = (job: LeasedJob, outcome: Outcome, answer: Answer): void => {
+    if (answer.applied && outcome.event === 'complete' && !this.events.wants('job.completed')) return;
+    const event = eventOf(job, outcome, answer);
+    if (event && this.events.wants(event.type)) this.events.emit(event);
+  };
+}
+
+const COMPLETED: Outcome = { event: 'complete', result: null };
+
+function outcomeOfResult(result: unknown, maxBytes: number): Outcome {
+  const encoded = encodeResult(result, maxBytes);
+  if ('json' in encoded) return { event: 'complete', result: encoded.json };
+  return { event: 'fatal', error: { name: 'ResultNotStorable', message: encoded.problem } };
 }
 
 /** Anything thrown after the abort counts as stopping for its reason. */

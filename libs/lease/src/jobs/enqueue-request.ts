@@ -51,24 +51,45 @@ const OPTION_KEYS: string[] = [
 ];
 const INT_MAX = 2_147_483_647;
 
-/** One job, checked and ready to be sent: its JSON for `enqueue_v1`, and the lane to announce. */
-export interface PreparedJob {
+/** All of a job but its payload, checked: the beginning of its group's JSON for `enqueue_v1`, and the lane to announce. */
+export interface PreparedHead {
   json: string;
   queue: string;
   kind: string;
+  definition: HandlerDefinition | undefined;
+}
+
+/** One job, checked and ready to be sent. */
+export interface PreparedJob {
+  head: PreparedHead;
+  /** The payload's JSON. */
+  payload: string;
 }
 
 /**
- * Checks a job and resolves its budgets: job over kind over module. (A queue's own deadline is looked up by `enqueue_v1`.)
+ * Checks a payload, by the kind's DTO if it has one.
+ * @throws InvalidJobError naming the field
+ */
+export function preparePayload(
+  payload: unknown,
+  { kind, definition }: PreparedHead,
+  options: ResolvedOptions,
+): string | Promise<string> {
+  const what = `Job of kind '${kind}'`;
+  const json = encodePayload(payload, options.payloadMaxBytes, what);
+  return definition?.payload ? validatePayload(definition.payload, payload, what).then(() => json) : json;
+}
+
+/**
+ * Checks a job's options and resolves its budgets: job over kind over module. (A queue's own deadline is looked up by `enqueue_v1`.)
  * @throws InvalidJobError naming the field; nothing has been written
  */
-export async function prepareJob(
+export function prepareHead(
   kind: string,
   definition: HandlerDefinition | undefined,
-  payload: unknown,
   given: EnqueueOptions,
   options: ResolvedOptions,
-): Promise<PreparedJob> {
+): PreparedHead {
   const what = `Job of kind '${kind}'`;
   const invalid = (field: string, value: unknown, must: string): never => {
     throw new InvalidJobError(`${what}: ${field} = ${describe(value)} is not allowed: it must be ${must}`, field);
@@ -99,8 +120,6 @@ export async function prepareJob(
   if (!Array.isArray(tags) || tags.length > 20 || !tags.every((tag) => isName(tag, 100))) {
     invalid('tags', tags, 'at most 20 texts of 1 to 100 bytes without NUL or lone surrogates');
   }
-  const json = encodePayload(payload, options.payloadMaxBytes, what);
-  if (definition?.payload) await validatePayload(definition.payload, payload, what);
 
   const fields = {
     queue,
@@ -117,12 +136,7 @@ export async function prepareJob(
     ...(tags.length > 0 ? { tags } : {}),
     ...whenOf(given, invalid),
   };
-  const head = JSON.stringify(fields);
-  return {
-    json: `${head.slice(0, -1)},"payload":${json}}`,
-    queue,
-    kind,
-  };
+  return { json: JSON.stringify(fields).slice(0, -1), queue, kind, definition };
 }
 
 function deadlineOf(

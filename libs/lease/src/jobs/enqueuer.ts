@@ -46,18 +46,24 @@ export class Enqueuer {
     const chunks = chunksOf(jobs);
     // Five jobs a millisecond at the very least, on top of the usual limit.
     const timeoutMs = this.options.connection.queryTimeoutMs + Math.ceil(jobs.length / 5);
+    const lanes = lanesOf(jobs);
+    const short = chunks.length === 1 && jobs.length <= SHARED_MAX;
+    const follower = short ? this.wakeUp.follower(lanes) : undefined;
     const ids = await this.certain(() =>
-      chunks.length === 1 && jobs.length <= SHARED_MAX
+      short
         ? this.database
-            .query<{ ids: string[] }>(enqueueSql(this.s), [chunks[0]], { name: 'leasehold_enqueue' })
+            .query<IdsRow>(enqueueSql(this.s), [chunks[0]], {
+              name: 'leasehold_enqueue',
+              ...(follower ? { follower } : {}),
+            })
             .then(idsOf)
         : this.database.transaction(async (run) => {
             const all: string[][] = [];
-            for (const chunk of chunks) all.push(idsOf(await run<{ ids: string[] }>(enqueueSql(this.s), [chunk])));
+            for (const chunk of chunks) all.push(idsOf(await run<IdsRow>(enqueueSql(this.s), [chunk])));
             return all.flat();
           }, timeoutMs),
     );
-    this.wakeUp.notify(lanesOf(jobs));
+    if (!follower) this.wakeUp.notify(lanes);
     return ids;
   }
 
@@ -69,7 +75,7 @@ export class Enqueuer {
     const ids: string[][] = [];
     try {
       for (const chunk of chunksOf(jobs)) {
-        ids.push(idsOf((await run(enqueueSql(this.s), [chunk])) as { ids: string[] }[]));
+        ids.push(idsOf((await run(enqueueSql(this.s), [chunk])) as IdsRow[]));
       }
       const announce = this.wakeUp.statement(lanesOf(jobs));
       if (announce) await run(announce.text, announce.values);
@@ -127,26 +133,39 @@ export class Enqueuer {
 /** The server's own word that it did not do it: read-only, or cancelled at its statement's limit. */
 const isRefusal = (error: unknown): boolean => ['25006', '57014'].includes((error as { code?: string }).code ?? '');
 
-const idsOf = (rows: { ids: string[] }[]): string[] => rows[0]?.ids ?? [];
+interface IdsRow extends Record<string, unknown> {
+  ids: string;
+}
 
-const lanesOf = (jobs: PreparedJob[]): Lane[] => [
-  ...new Map(jobs.map(({ queue, kind }) => [`${queue}\0${kind}`, [queue, kind] as const])).values(),
-];
+const idsOf = ([row]: IdsRow[]): string[] => (row?.ids ? row.ids.split(',') : []);
 
+function lanesOf(jobs: PreparedJob[]): Lane[] {
+  const heads = new Set(jobs.map(({ head }) => head));
+  return [...new Map([...heads].map(({ queue, kind }) => [`${queue}\0${kind}`, [queue, kind] as const])).values()];
+}
+
+/** Texts for `enqueue_v1`, each of a bounded size. Neighbours that differ in their payloads only share a group. */
 function chunksOf(jobs: PreparedJob[]): string[] {
   const chunks: string[] = [];
-  let parts: string[] = [];
+  let groups: string[] = [];
+  let payloads: string[] = [];
   let chars = 0;
-  for (const { json } of jobs) {
-    if (chars + json.length > CHUNK_CHARS && parts.length > 0) {
-      chunks.push(`[${parts.join(',')}]`);
-      parts = [];
+  jobs.forEach(({ head, payload }, i) => {
+    payloads.push(payload);
+    chars += payload.length;
+    const full = chars >= CHUNK_CHARS;
+    const next = jobs[i + 1]?.head;
+    if (full || next?.json !== head.json) {
+      groups.push(`${head.json},"payloads":[${payloads.join(',')}]}`);
+      chars += head.json.length;
+      payloads = [];
+    }
+    if (full || !next) {
+      chunks.push(`[${groups.join(',')}]`);
+      groups = [];
       chars = 0;
     }
-    parts.push(json);
-    chars += json.length;
-  }
-  chunks.push(`[${parts.join(',')}]`);
+  });
   return chunks;
 }
 

@@ -10,7 +10,9 @@ import {
   type EnqueueTransaction,
   type PreparedJob,
   TRANSACTION_KEYS,
-  prepareJob,
+  prepareHead,
+  preparePayload,
+  type PreparedHead,
 } from './enqueue-request';
 import { Enqueuer } from './enqueuer';
 import { JOB_STATES, type JobRun, type JobState, type JobStatus } from './job.types';
@@ -50,6 +52,8 @@ type Payload<T> = T extends HandlerClass ? PayloadOf<T> : unknown;
 /** Enqueues jobs and says what has become of them. */
 @Injectable()
 export class JobsService {
+  private readonly heads = new Map<Target, PreparedHead>();
+
   constructor(
     private readonly registry: HandlerRegistry,
     private readonly enqueuer: Enqueuer,
@@ -63,8 +67,8 @@ export class JobsService {
    * @throws InvalidJobError naming the field, nothing written; EnqueueUncertainError when the reply was lost
    */
   async enqueue<T extends Target>(target: T, payload: Payload<T>, options: EnqueueOptions = {}): Promise<JobId> {
-    const { kind, definition } = this.resolve(target);
-    const job = await prepareJob(kind, definition, payload, options, this.options);
+    const head = this.headOf(target, options);
+    const job = { head, payload: await preparePayload(payload, head, this.options) };
     if (!isTransactional(options)) return this.enqueuer.one(job);
     const [id] = await this.enqueuer.within(options, [job]);
     return id ?? '';
@@ -81,20 +85,23 @@ export class JobsService {
     second: readonly unknown[] | EnqueueTransaction = {},
     third: EnqueueOptions = {},
   ): Promise<JobId[]> {
-    const items: readonly EnqueueItem[] = Array.isArray(first)
-      ? (first as readonly EnqueueItem[])
-      : itemsOf(first as Target, second as readonly unknown[], third);
-    const transaction = Array.isArray(first) ? transactionOf(second as EnqueueTransaction) : third;
-    if (items.length > MAX_JOBS) {
+    const mixed = Array.isArray(first);
+    const lot = mixed ? (first as readonly EnqueueItem[]) : payloadsOf(second);
+    const transaction = mixed ? transactionOf(second as EnqueueTransaction) : third;
+    if (lot.length > MAX_JOBS) {
       throw new InvalidJobError(
-        `enqueueMany takes at most ${MAX_JOBS} jobs in one call, not ${items.length}: make several calls`,
+        `enqueueMany takes at most ${MAX_JOBS} jobs in one call, not ${lot.length}: make several calls`,
         'items',
       );
     }
-    const jobs = [];
-    for (const [i, item] of items.entries()) {
+    const shared = mixed || lot.length === 0 ? undefined : this.headOf(first as Target, third);
+    const jobs: PreparedJob[] = [];
+    for (const [i, item] of lot.entries()) {
       try {
-        jobs.push(await this.prepare(item));
+        const head = shared ?? this.headOfItem(item as EnqueueItem);
+        const encoded = preparePayload(shared ? item : (item as EnqueueItem).payload, head, this.options);
+        // Waiting for what is there already would cost more than making it.
+        jobs.push({ head, payload: typeof encoded === 'string' ? encoded : await encoded });
       } catch (error) {
         if (!(error instanceof InvalidJobError)) throw error;
         throw new InvalidJobError(`[${i}] ${error.message}`, `[${i}].${error.field}`, { cause: error });
@@ -152,11 +159,11 @@ export class JobsService {
     return (await this.database.query<{ kind: string }>(unhandledSql(this.s))).map(({ kind }) => kind);
   }
 
-  private async prepare(item: EnqueueItem): Promise<PreparedJob> {
+  private headOfItem(item: EnqueueItem): PreparedHead {
     if (typeof item !== 'object' || item === null) {
       throw new InvalidJobError(`an item must be { handler, payload, … }, not ${String(item)}`, 'item');
     }
-    const { handler, payload, ...options } = item;
+    const { handler, payload: _payload, ...options } = item;
     const transactional = TRANSACTION_KEYS.find((key) => key in options);
     if (transactional) {
       throw new InvalidJobError(
@@ -164,8 +171,18 @@ export class JobsService {
         transactional,
       );
     }
-    const { kind, definition } = this.resolve(handler);
-    return prepareJob(kind, definition, payload, options, this.options);
+    return this.headOf(handler, options);
+  }
+
+  /** Most jobs are enqueued with their kind's own options: those are worked out once. */
+  private headOf(target: Target, options: EnqueueOptions): PreparedHead {
+    const plain = Object.keys(options).length === 0;
+    const known = plain ? this.heads.get(target) : undefined;
+    if (known) return known;
+    const { kind, definition } = this.resolve(target);
+    const head = prepareHead(kind, definition, options, this.options);
+    if (plain && definition) this.heads.set(target, head);
+    return head;
   }
 
   private resolve(target: Target): { kind: string; definition: HandlerDefinition | undefined } {
@@ -188,11 +205,9 @@ export class JobsService {
 
 const MAX_JOBS = 200_000;
 
-function itemsOf(handler: Target, payloads: readonly unknown[], options: EnqueueOptions): EnqueueItem[] {
-  if (!Array.isArray(payloads))
-    throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
-  const { manager: _manager, queryRunner: _queryRunner, client: _client, ...own } = options;
-  return payloads.map((payload: unknown) => ({ ...own, handler, payload }));
+function payloadsOf(payloads: unknown): readonly unknown[] {
+  if (Array.isArray(payloads)) return payloads;
+  throw new InvalidJobError('enqueueMany(handler, payloads): payloads must be an array', 'payloads');
 }
 
 /** The second argument of a mixed lot: each item has its own options, so nothing else may stand here. */

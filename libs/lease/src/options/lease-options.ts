@@ -97,7 +97,7 @@ export interface LeaseOptions extends BudgetOptions {
   /** Jobs that this process runs at once, over all kinds. Default 50. */
   concurrency?: number;
   buffer?: {
-    /** Jobs claimed ahead of a free slot, at most. 0 = none. Default 500. */
+    /** Jobs claimed ahead of a free slot, at most. 0 = none. Default 1000. */
     max?: number;
     /** What has not started after this long is given back. Default 1 s. */
     age?: Duration;

@@ -142,7 +142,7 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
       retryMs: leader.get('retry', duration(50, HOUR), 1000),
     },
     concurrency,
-    buffer: { max: buffer.get('max', integer(0, 100_000), 500), ageMs: buffer.get('age', duration(50, HOUR), 1000) },
+    buffer: { max: buffer.get('max', integer(0, 100_000), 1000), ageMs: buffer.get('age', duration(50, HOUR), 1000) },
     claim: { maxBytes: claim.get('maxBytes', integer(1, 256 * 1024 * 1024), 16 * 1024 * 1024) },
     suspects: { patienceMs: suspects.get('patience', duration(0, 24 * HOUR), 30_000) },
     payloadMaxBytes: top.get('payloadMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),

@@ -22,6 +22,14 @@ export interface QueryOptions {
   timeoutMs?: number;
   /** Prepare under this name (not behind a pooler). For statements that run often. */
   name?: string;
+  /** Sent right behind it on the same connection, in a transaction of its own, whatever becomes of it; not behind a pooler. */
+  follower?: Statement;
+}
+
+export interface Statement {
+  text: string;
+  values: unknown[];
+  name?: string;
 }
 
 const CONFLICT_TRIES = 8;
@@ -54,10 +62,16 @@ export class Database {
       application_name: 'leasehold',
       ...pool,
       max: options.connection.poolMax,
+      // A follower goes out without waiting for the answer before it. Versions of pg that do not know this send it after that.
+      ...{ pipeline: true },
       types: ownTypes,
       // A pooler refuses start-up settings; there every statement runs in an explicit READ COMMITTED transaction instead.
       ...(pooled ? {} : { options: startupOptions({ ...SESSION_SETTINGS, ...this.timeouts }, pool.options) }),
     });
+    // Before it is handed out: a server that shuts down says so right behind its welcome, when nobody else listens yet.
+    this.pool.on('connect', (client) =>
+      client.on('error', (error) => this.trouble.warn('pool', `Connection lost: ${errorText(error)}`)),
+    );
     this.pool.on('error', (error) => this.trouble.warn('pool', `Idle connection lost: ${errorText(error)}`));
   }
 
@@ -113,9 +127,24 @@ export class Database {
     const { pooled } = this.targets;
     const timeoutMs = options.timeoutMs ?? this.options.connection.queryTimeoutMs;
     if (pooled) return this.transaction((run) => run<R>(text, values), timeoutMs);
-    return this.withClient((client) =>
-      limitedQuery<R>(client, { text, values, ...(options.name ? { name: options.name } : {}) }, timeoutMs),
-    );
+    const statement = { text, values, ...(options.name ? { name: options.name } : {}) };
+    if (options.follower) return this.followed<R>(statement, options.follower, timeoutMs);
+    return this.withClient((client) => limitedQuery<R>(client, statement, timeoutMs));
+  }
+
+  /** Answers when the first is answered; the connection goes back when both are. */
+  private async followed<R extends QueryResultRow>(
+    statement: Statement,
+    follower: Statement,
+    timeoutMs: number,
+  ): Promise<R[]> {
+    const client = await this.connect();
+    const both = [limitedQuery<R>(client, statement, timeoutMs), limitedQuery(client, follower, timeoutMs)] as const;
+    void Promise.allSettled(both).then((results) => {
+      const failed = results.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : []));
+      client.release(failed.some(isConnectionError));
+    });
+    return both[0];
   }
 
   /** Runs several statements in one READ COMMITTED transaction: all or nothing. */
@@ -178,7 +207,6 @@ export class Database {
   }
 
   private async prepare(client: PoolClient): Promise<void> {
-    client.on('error', (error) => this.trouble.warn('pool', `Connection lost: ${errorText(error)}`));
     const { queryTimeoutMs } = this.options.connection;
     await limitedQuery(
       client as unknown as Client,

@@ -20,6 +20,7 @@ export const tablesSql = (s: string): string[] => [
     max_attempts  int NOT NULL,
     max_crashes   int NOT NULL,
     max_releases  int NOT NULL,
+    payload_bytes int NOT NULL DEFAULT 0,
     priority      smallint NOT NULL,   -- lower runs first
     queue         text COLLATE "C" NOT NULL,
     kind          text COLLATE "C" NOT NULL,
@@ -35,6 +36,7 @@ export const tablesSql = (s: string): string[] => [
     crashes   int NOT NULL DEFAULT 0,
     releases  int NOT NULL DEFAULT 0,
     snoozes   int NOT NULL DEFAULT 0,
+    payload_bytes int NOT NULL DEFAULT 0,      -- bounds what one claim brings
     priority  smallint NOT NULL,
     suspect   boolean NOT NULL DEFAULT false,  -- its next crash would spend its crash budget: it runs alone
     queue     text COLLATE "C" NOT NULL,
@@ -52,6 +54,7 @@ export const tablesSql = (s: string): string[] => [
     crashes   int NOT NULL DEFAULT 0,
     releases  int NOT NULL DEFAULT 0,
     snoozes   int NOT NULL DEFAULT 0,
+    payload_bytes int NOT NULL DEFAULT 0,
     priority  smallint NOT NULL,
     suspect   boolean NOT NULL DEFAULT false,
     reason    text NOT NULL CHECK (reason IN ('scheduled', 'blocked', 'paused')),

@@ -1,40 +1,48 @@
 import { inLiteral } from '../quote';
 
 /**
- * Enqueues any number of jobs from one JSON parameter and returns their ids in the order given, as text. Locks no existing
- * row. Each element: { queue, kind, payload, priority?, maxAttempts, maxCrashes, maxReleases, deadlineMs?, deadlineFrom,
- * backoff?, tags?, runAt? | delayMs? }. A queue's own deadline outranks one that comes from the module (`deadlineFrom` = 'module').
- * Whether a job is due is decided by this server's clock. A payload of JSON's null arrives as SQL's, and is stored as JSON's.
+ * Enqueues any number of jobs from one JSON parameter and returns their ids in the order given, separated by commas. Locks no existing
+ * row. Each element is a group of jobs that differ in their payloads only: { queue, kind, payloads: […], priority?, maxAttempts,
+ * maxCrashes, maxReleases, deadlineMs?, deadlineFrom, backoff?, tags?, runAt? | delayMs? }. A queue's own deadline outranks one
+ * that comes from the module (`deadlineFrom` = 'module'). Whether a job is due is decided by this server's clock.
+ *
+ * The transaction has its number before any position is taken: then every position below one that a snapshot sees was taken by a
+ * transaction that the snapshot knows, which is what lets a claim skip the head of a lane (see lane-marks.ts).
  */
 export const enqueueSql = (s: string): string => `
-CREATE FUNCTION ${s}.enqueue_v1(p_jobs json) RETURNS text[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION ${s}.enqueue_v1(p_jobs json) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-  v_ids text[];
+  v_ids text;
   v_now timestamptz := clock_timestamp();  -- read once: with two readings a job due in between would get no row at all
 BEGIN
-  WITH i AS MATERIALIZED (
-    SELECT nextval(pg_get_serial_sequence('${inLiteral(s)}.jobs', 'id')) AS id, x.*,
-           coalesce(coalesce(x."runAt", v_now + x."delayMs" * interval '1 ms') <= v_now, true) AS due,
+  PERFORM pg_current_xact_id();
+  WITH g AS MATERIALIZED (
+    SELECT x.queue, x.kind, x.payloads, coalesce(x.priority, 0) AS priority, x."maxAttempts", x."maxCrashes", x."maxReleases", x.backoff, x.tags,
            coalesce(x."runAt", v_now + x."delayMs" * interval '1 ms') AS run_at,
-           x."maxCrashes" <= 1 AS suspect
-    FROM json_to_recordset(p_jobs) AS x(queue text, kind text, payload json, priority smallint, "maxAttempts" int,
+           CASE WHEN x."deadlineFrom" = 'module' AND EXISTS (SELECT FROM ${s}.queues q WHERE q.name = x.queue AND q.deadline_ms IS NOT NULL)
+             THEN (SELECT nullif(q.deadline_ms, 0) FROM ${s}.queues q WHERE q.name = x.queue)
+             ELSE x."deadlineMs" END AS deadline_ms
+    FROM json_to_recordset(p_jobs) AS x(queue text, kind text, payloads json, priority smallint, "maxAttempts" int,
       "maxCrashes" int, "maxReleases" int, "deadlineMs" bigint, "deadlineFrom" text, backoff json, tags text[],
       "runAt" timestamptz, "delayMs" bigint)
+  ), i AS MATERIALIZED (
+    SELECT nextval('${inLiteral(s)}.jobs_id_seq') AS id, e.payload, octet_length(e.payload::text) AS payload_bytes,
+           g.queue, g.kind, g.priority, g."maxAttempts", g."maxCrashes", g."maxReleases", g.backoff, g.tags, g.run_at, g.deadline_ms
+    FROM g CROSS JOIN LATERAL json_array_elements(g.payloads) AS e(payload)
   ), j AS (
-    INSERT INTO ${s}.jobs (id, queue, kind, payload, priority, max_attempts, max_crashes, max_releases, deadline_ms, backoff, tags)
-    SELECT i.id, i.queue, i.kind, coalesce(i.payload, 'null'), coalesce(i.priority, 0), i."maxAttempts", i."maxCrashes", i."maxReleases",
-           CASE WHEN i."deadlineFrom" = 'module' AND q.deadline_ms IS NOT NULL THEN nullif(q.deadline_ms, 0) ELSE i."deadlineMs" END,
-           i.backoff, i.tags
-    FROM i LEFT JOIN ${s}.queues q ON q.name = i.queue
+    INSERT INTO ${s}.jobs (id, queue, kind, payload, payload_bytes, priority, max_attempts, max_crashes, max_releases, deadline_ms, backoff, tags)
+    SELECT i.id, i.queue, i.kind, i.payload, i.payload_bytes, i.priority, i."maxAttempts", i."maxCrashes", i."maxReleases",
+           i.deadline_ms, i.backoff, i.tags
+    FROM i
   ), r AS (
-    INSERT INTO ${s}.ready (job_id, queue, kind, priority, suspect)
-    SELECT i.id, i.queue, i.kind, coalesce(i.priority, 0), i.suspect FROM i
-    WHERE i.due ORDER BY i.id
+    INSERT INTO ${s}.ready (job_id, queue, kind, payload_bytes, priority, suspect)
+    SELECT i.id, i.queue, i.kind, i.payload_bytes, i.priority, i."maxCrashes" <= 1 FROM i
+    WHERE i.run_at IS NULL OR i.run_at <= v_now
   ), w AS (
-    INSERT INTO ${s}.waiting (job_id, queue, kind, priority, suspect, reason, run_at)
-    SELECT i.id, i.queue, i.kind, coalesce(i.priority, 0), i.suspect, 'scheduled', i.run_at FROM i
-    WHERE NOT i.due
+    INSERT INTO ${s}.waiting (job_id, queue, kind, payload_bytes, priority, suspect, reason, run_at)
+    SELECT i.id, i.queue, i.kind, i.payload_bytes, i.priority, i."maxCrashes" <= 1, 'scheduled', i.run_at FROM i
+    WHERE i.run_at > v_now
   )
-  SELECT array_agg(i.id::text) INTO v_ids FROM i;
-  RETURN coalesce(v_ids, '{}');
+  SELECT string_agg(i.id::text, ',') INTO v_ids FROM i;
+  RETURN coalesce(v_ids, '');
 END $$`;

@@ -1,4 +1,4 @@
-import { inLiteral } from '../quote';
+import { few, inLiteral } from '../quote';
 
 /**
  * The one function that takes a job out of a lease (law 7: every path back to the queue does the same accounting). Settles,
@@ -38,13 +38,13 @@ BEGIN
       SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text, event text)
       JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
       -- A deadline that was moved since it was read has not passed.
-      WHERE m.event <> 'deadline' OR l.deadline_at <= v_now
+      WHERE (m.event <> 'deadline' OR l.deadline_at <= v_now) AND ${few('m.job')}
       ORDER BY l.job_id FOR UPDATE OF l SKIP LOCKED) h;
   ELSE
     SELECT array_agg(h.job_id) INTO v_jobs FROM (
       SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text)
       JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
-      ORDER BY l.job_id FOR UPDATE OF l) h;
+      WHERE ${few('m.job')} ORDER BY l.job_id FOR UPDATE OF l) h;
   END IF;
   IF v_jobs IS NULL THEN RETURN; END IF;
 
@@ -55,11 +55,11 @@ BEGIN
     WHERE x.job = ANY (v_jobs)
   ), d AS (
     DELETE FROM ${s}.leases l USING m
-    WHERE l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
+    WHERE l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker AND ${few('m.job')}
     RETURNING l.*, m.event, m.error, m.reason, m."delayMs" AS delay_ms, m.result,
       m.event = 'crash' AND l.suspect AND coalesce(m.alone, false) AS convicted
   ), b AS MATERIALIZED (
-    SELECT d.*, j.max_attempts, j.max_crashes, j.max_releases, j.backoff,
+    SELECT d.*, j.max_attempts, j.max_crashes, j.max_releases, j.payload_bytes, j.backoff,
       CASE WHEN d.event IN ('fail', 'fatal', 'complete', 'deadline') THEN d.attempt ELSE greatest(d.attempt - 1, 0) END AS new_attempt,
       CASE WHEN d.event = 'crash' THEN
              -- Short of a conviction the last crash never counts: the job goes on as a suspect and is tried alone.
@@ -114,15 +114,15 @@ BEGIN
       coalesce(k.error, CASE WHEN k.reason IS NOT NULL THEN json_build_object('message', k.reason) END)
     FROM k WHERE k.new_place NOT IN ('completed', 'failed', 'cancelled') AND k.event <> 'giveback'
   ), w AS (
-    INSERT INTO ${s}.waiting (job_id, run_at, attempt, crashes, releases, snoozes, priority, suspect, reason, queue, kind)
+    INSERT INTO ${s}.waiting (job_id, run_at, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, reason, queue, kind)
     SELECT k.job_id, CASE WHEN k.new_place = 'scheduled' THEN k.run_at END, k.new_attempt, k.new_crashes, k.new_releases, k.new_snoozes,
-      k.priority, k.new_suspect, k.new_place, k.queue, k.kind
+      k.payload_bytes, k.priority, k.new_suspect, k.new_place, k.queue, k.kind
     FROM k WHERE k.new_place IN ('scheduled', 'paused')
   ), r AS (
     -- Given back: to the head of its lane, first in, first out.
-    INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
+    INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind)
     SELECT k.job_id, nextval('${inLiteral(s)}.positions') - 4611686018427387904, k.new_attempt, k.new_crashes, k.new_releases,
-      k.new_snoozes, k.priority, k.new_suspect, k.queue, k.kind
+      k.new_snoozes, k.payload_bytes, k.priority, k.new_suspect, k.queue, k.kind
     FROM k WHERE k.new_place = 'ready' ORDER BY k.token
   )
   SELECT k.job_id, k.token, k.new_place, k.new_outcome, k.attempt, k.new_crashes, k.kind, k.queue, k.worker_id FROM k;

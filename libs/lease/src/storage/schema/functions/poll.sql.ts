@@ -2,13 +2,14 @@
  * What a worker asks once a second, so that nothing due depends on a wake-up or a leader: promotes at most `p_limit` jobs that are
  * due (locks those `waiting` rows, skipping locked ones), and lists the lanes (queue, kind) that hold something for `p_kinds` in
  * `p_queues` (null: all) and are not paused. Lanes are found by hopping along the index from one (queue, kind) to the next: the
- * cost is one probe a lane, however deep it is.
+ * cost is one probe a lane, however deep it is, and the dead rows at its head that somebody's old snapshot keeps: without `p_look` none
+ * are listed.
  *
  * Returns `promoted` (rows), `lanes` [[queue, kind], …], `suspects` (the same, for jobs that must run alone), `next_due_ms` (until
  * the next waiting job is due, null if none).
  */
 export const pollSql = (s: string): string => `
-CREATE FUNCTION ${s}.poll_v1(p_kinds text[], p_queues text[], p_limit int,
+CREATE FUNCTION ${s}.poll_v1(p_kinds text[], p_queues text[], p_limit int, p_look boolean DEFAULT true,
   OUT promoted int, OUT lanes json, OUT suspects json, OUT next_due_ms bigint)
 LANGUAGE plpgsql AS $fn$
 BEGIN
@@ -18,12 +19,14 @@ BEGIN
   ), d AS (
     DELETE FROM ${s}.waiting w WHERE w.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING w.*
   ), r AS (
-    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
-    SELECT job_id, attempt, crashes, releases, snoozes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
+    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind)
+    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
   )
   SELECT count(*) INTO promoted FROM d;
-  lanes := (${lanesSql(s, 'NOT suspect')});
-  suspects := (${lanesSql(s, 'suspect')});
+  IF p_look THEN
+    lanes := (${lanesSql(s, 'NOT suspect')});
+    suspects := (${lanesSql(s, 'suspect')});
+  END IF;
   next_due_ms := (SELECT greatest(0, ceil(extract(epoch FROM run_at - clock_timestamp()) * 1000))::bigint
                   FROM ${s}.waiting WHERE reason = 'scheduled' AND run_at < 'infinity' ORDER BY run_at LIMIT 1);
 END $fn$`;

@@ -1,5 +1,5 @@
 import { MAX_DELAY_MS } from '../../../errors';
-import { inLiteral } from '../quote';
+import { few, inLiteral } from '../quote';
 
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
@@ -7,34 +7,42 @@ import { inLiteral } from '../quote';
  * Settle: `p_jobs`, `p_tokens` (same length) and `p_results` (a JSON array of that length, or null when no job has a result).
  * Locks the `leases` rows named, in the order given (callers sort by job); `worker_id || ''` keeps the planner on the primary
  * key (left alone it takes the index on worker_id: 23 µs a job instead of 16). `applied` is null when all were applied, else
- * the ids that were: the rest are lost.
+ * the ids that were, separated by commas: the rest are lost.
  *
- * Claim: at most `p_want` jobs, whatever the plan (FOR UPDATE SKIP LOCKED in a materialised CTE, deleted by ctid), only from the
- * lanes named by `p_queues`/`p_kinds`, of each kind at most its `p_limits`, never from a paused queue, highest priority first,
- * then oldest, across lanes; payloads together at most `p_bytes` (the first always fits). Locks the `ready` rows it takes and
- * no others' wait for it. `p_suspects`: 0 = take none; 1 = one, alone, if this worker holds no lease and nothing else is to be had; 2 =
- * only that. A worker that runs a suspect gets nothing. The worker's row must be live and unexpired (`refused` otherwise); it is read
+ * Claim: at most `p_want` jobs, whatever the plan, only from the lanes named by `p_queues`/`p_kinds`, of each kind at most its
+ * `p_limits`, never from a paused queue, highest priority first, then oldest, across lanes; payloads together at most `p_bytes`
+ * (the first always fits). Within lane `p_range_lanes[i]` (counted from 1) it looks only at rows after (`p_from_priorities[i]`,
+ * `p_from_positions[i]`) and before (`p_to_priorities[i]`, 0), in that order: the caller knows that what lies before holds nothing, and a
+ * snapshot that somebody keeps open makes walking over it dear. Without ranges it looks everywhere. The statement that chooses locks the `ready` rows it returns
+ * (SKIP LOCKED: no rival waits), the one that takes deletes those by ctid, which cannot change under the lock.
+ *
+ * `p_suspects`: 0 = take none; 1 = one, alone, if this worker holds no lease and nothing else is to be had; 2 = only that. A worker
+ * that runs a suspect gets nothing. The worker's row must be live and unexpired (`refused` otherwise); it is read
  * without a lock: leases claimed in the instant after it was declared dead are given back uncharged.
  *
- * Returns jobs as one JSON text: [[id, token, kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, deadlineAt,
- * createdAt, tags, crashes, suspect], …].
+ * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
+ * crashes, suspect, position], …], moments in ms since 1970. `scan` = 'xmin,xid,µs': the lowest transaction that ran when
+ * the rows were chosen, this one (0 = it took nothing), and what choosing took.
  */
 export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
-  p_claim_no bigint, p_want int, p_queues text[], p_kinds text[], p_limits int[], p_suspects int, p_bytes bigint,
-  OUT applied text[], OUT jobs text, OUT refused boolean)
+  p_claim_no bigint, p_want int, p_queues text[], p_kinds text[], p_limits int[],
+  p_suspects int, p_bytes bigint, p_range_lanes int[] DEFAULT NULL, p_from_priorities int[] DEFAULT NULL,
+  p_from_positions bigint[] DEFAULT NULL, p_to_priorities int[] DEFAULT NULL,
+  OUT applied text, OUT jobs text, OUT refused boolean, OUT scan text)
 LANGUAGE plpgsql AS $fn$
 DECLARE
-  v_now timestamptz;
+  v_now timestamptz := clock_timestamp();
   v_ids bigint[];
+  v_rows tid[];
   v_counts int[] := p_limits;
+  v_xmin xid8;
 BEGIN
   IF cardinality(p_jobs) > 0 THEN
-    v_now := clock_timestamp();
     WITH d AS (
       DELETE FROM ${s}.leases l
       USING (SELECT * FROM ROWS FROM (unnest(p_jobs), unnest(p_tokens), json_array_elements(p_results)) AS u(job, token, result)) x
-      WHERE l.job_id = x.job AND l.token = x.token AND l.worker_id || '' = p_worker
+      WHERE l.job_id = x.job AND l.token = x.token AND l.worker_id || '' = p_worker AND ${few('x.job')}
       RETURNING l.*, x.result
     ), f AS (
       INSERT INTO ${s}.finished (job_id, token, started_at, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome,
@@ -43,7 +51,7 @@ BEGIN
         d.worker_id, d.queue, d.kind, d.result FROM d
     )
     SELECT array_agg(d.job_id) INTO v_ids FROM d;
-    IF coalesce(cardinality(v_ids), 0) < cardinality(p_jobs) THEN applied := coalesce(v_ids::text[], '{}'); END IF;
+    IF coalesce(cardinality(v_ids), 0) < cardinality(p_jobs) THEN applied := coalesce(array_to_string(v_ids, ','), ''); END IF;
   END IF;
 
   IF p_want > 0 AND cardinality(p_kinds) > 0 THEN
@@ -51,6 +59,11 @@ BEGIN
     IF refused OR EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker AND suspect) THEN RETURN; END IF;
 
     IF p_suspects < 2 THEN
+      IF p_range_lanes IS NULL THEN
+        SELECT array_agg(i), array_agg(-32769), array_agg(0::bigint), array_agg(32768)
+        INTO p_range_lanes, p_from_priorities, p_from_positions, p_to_priorities FROM generate_subscripts(p_kinds, 1) AS g(i);
+      END IF;
+      v_now := clock_timestamp();
       -- With several lanes: how many of each, so that priority and age hold across them. Looked up without locks; the lanes
       -- then give their first free rows, so rivals neither wait for each other nor come back empty.
       IF cardinality(p_kinds) > 1 THEN
@@ -61,9 +74,7 @@ BEGIN
             SELECT c.i, c.priority, c.position FROM (
               SELECT l.i, r.priority, r.position, l.n, row_number() OVER (PARTITION BY l.k ORDER BY r.priority, r.position) AS nth
               FROM unnest(p_queues, p_kinds, p_limits) WITH ORDINALITY AS l(q, k, n, i)
-              CROSS JOIN LATERAL (
-                SELECT r.priority, r.position FROM ${s}.ready r WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
-                ORDER BY r.priority, r.position LIMIT least(l.n, p_want)) r
+              CROSS JOIN LATERAL (${laneSql(s, 'r.priority, r.position', '')}) r
               WHERE NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
             ) c WHERE c.nth <= c.n
             ORDER BY c.priority, c.position LIMIT p_want
@@ -72,20 +83,21 @@ BEGIN
       END IF;
 
       WITH c AS MATERIALIZED (
-        SELECT r.row_id
-        FROM unnest(p_queues, p_kinds, v_counts) AS l(q, k, n)
-        CROSS JOIN LATERAL (
-          SELECT r.ctid AS row_id FROM ${s}.ready r
-          WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
-          ORDER BY r.priority, r.position LIMIT least(l.n, p_want) FOR UPDATE SKIP LOCKED) r
+        SELECT r.* FROM unnest(p_queues, p_kinds, v_counts) WITH ORDINALITY AS l(q, k, n, i)
+        CROSS JOIN LATERAL (${laneSql(s, 'r.ctid AS row_id, r.payload_bytes, r.priority, r.position', ' FOR UPDATE SKIP LOCKED')}) r
         WHERE l.n > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
         LIMIT p_want
-      )${takeSql(s)}
-      IF jobs IS NOT NULL THEN RETURN; END IF;
+      )
+      SELECT array_agg(f.row_id), pg_snapshot_xmin(pg_current_snapshot()) INTO v_rows, v_xmin
+      FROM (SELECT c.row_id, sum(c.payload_bytes) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits FROM c
+            WINDOW w AS (ORDER BY c.priority, c.position ROWS UNBOUNDED PRECEDING)) f
+      WHERE f.fits;
+      scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
+                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000));
     END IF;
 
-    IF p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
-      WITH c AS MATERIALIZED (
+    IF v_rows IS NULL AND p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
+      SELECT array_agg(c.row_id) INTO v_rows FROM (
         SELECT r.row_id
         FROM unnest(p_queues, p_kinds) AS l(q, k)
         CROSS JOIN LATERAL (
@@ -93,40 +105,47 @@ BEGIN
           WHERE r.queue = l.q AND r.kind = l.k AND r.suspect
           ORDER BY r.priority, r.position LIMIT 1 FOR UPDATE SKIP LOCKED) r
         WHERE NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
-        LIMIT 1
-      )${takeSql(s)}
+        LIMIT 1) c;
     END IF;
+
+    IF v_rows IS NULL THEN RETURN; END IF;
+    v_now := clock_timestamp();
+    -- Only what the DELETE really took is leased. \`jobs\` is joined once, after it: twice costs another µs a job, and a join between
+    -- two CTEs would be a nested loop over both (with hash joins switched off: 49 µs a job instead of 17).
+    WITH d AS (
+      DELETE FROM ${s}.ready r WHERE r.ctid = ANY (v_rows)
+      RETURNING r.job_id, r.position, r.attempt, r.crashes, r.releases, r.snoozes, r.priority, r.suspect, r.queue, r.kind
+    ), m AS MATERIALIZED (
+      -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
+      SELECT d.*, j.payload, j.max_attempts, j.created_at, j.tags, nextval('${inLiteral(s)}.tokens') AS token,
+        least(d.attempt, 2147483646) + 1 AS new_attempt,
+        -- Not least(): that makes a deadline of none.
+        CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms
+      FROM d JOIN ${s}.jobs j ON j.id = d.job_id WHERE ${few('d.job_id')}
+    ), u AS (
+      INSERT INTO ${s}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority,
+        suspect, worker_id, queue, kind)
+      SELECT m.job_id, m.token, p_claim_no, v_now, v_now + m.deadline_ms * interval '1 ms', m.new_attempt, m.crashes,
+        m.releases, m.snoozes, m.priority, m.suspect, p_worker, m.queue, m.kind FROM m
+    )
+    -- concat() with to_json() where a text may need it: half of what json_build_array() takes, which looks every type up for every row.
+    SELECT concat('[', (date_part('epoch', v_now) * 1000)::bigint, ',', a.rows, ']') INTO jobs FROM (
+      SELECT string_agg(
+        concat('["', m.job_id, ':', m.token, '",', to_json(m.kind), ',', to_json(m.queue), ',', m.new_attempt, ',', m.priority, ',',
+          m.payload, ',', m.max_attempts, ',', coalesce(m.deadline_ms::text, 'null'), ',',
+          CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END, ',',
+          coalesce(to_json(m.tags)::text, 'null'), ',', m.crashes, ',', m.suspect::int, ',', m.position, ']'),
+        ',' ORDER BY m.priority, m.position) AS rows FROM m) a
+    WHERE a.rows IS NOT NULL;
   END IF;
 END $fn$`;
 
-/**
- * Moves the rows that `c` chose and locked from `ready` into `leases`. Only what the DELETE really took is leased. `jobs` is joined
- * once, after it: twice costs another µs a job, and a join between two CTEs would be a nested loop over both (with hash joins switched
- * off: 49 µs a job instead of 17). What does not fit into `p_bytes` goes back to where it was, in the same statement.
- */
-const takeSql = (s: string): string => `, d AS (
-        DELETE FROM ${s}.ready r WHERE r.ctid = ANY (ARRAY (SELECT c.row_id FROM c)) RETURNING r.*
-      ), m AS MATERIALIZED (
-        -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
-        SELECT d.*, j.payload, j.max_attempts, j.created_at, j.tags, clock_timestamp() AS claimed_at,
-          least(d.attempt, 2147483646) + 1 AS new_attempt,
-          -- Not least(): that makes a deadline of none.
-          CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms,
-          sum(octet_length(j.payload::text)) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
-        FROM d JOIN ${s}.jobs j ON j.id = d.job_id
-        WINDOW w AS (ORDER BY d.priority, d.position ROWS UNBOUNDED PRECEDING)
-      ), t AS MATERIALIZED (
-        SELECT m.*, nextval('${inLiteral(s)}.tokens') AS token FROM m WHERE m.fits
-      ), back AS (
-        INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, priority, suspect, queue, kind)
-        SELECT m.job_id, m.position, m.attempt, m.crashes, m.releases, m.snoozes, m.priority, m.suspect, m.queue, m.kind
-        FROM m WHERE NOT m.fits
-      ), u AS (
-        INSERT INTO ${s}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority,
-          suspect, worker_id, queue, kind)
-        SELECT t.job_id, t.token, p_claim_no, t.claimed_at, t.claimed_at + t.deadline_ms * interval '1 ms', t.new_attempt, t.crashes,
-          t.releases, t.snoozes, t.priority, t.suspect, p_worker, t.queue, t.kind FROM t
-      )
-      SELECT json_agg(json_build_array(t.job_id::text, t.token::text, t.kind, t.queue, t.new_attempt, t.priority, t.payload,
-        t.max_attempts, t.deadline_ms, t.claimed_at + t.deadline_ms * interval '1 ms', t.created_at, t.tags, t.crashes, t.suspect)
-        ORDER BY t.priority, t.position)::text INTO jobs FROM t;`;
+/** The first rows of lane `l` in its ranges, at most as many as it may give. */
+const laneSql = (s: string, columns: string, lock: string): string => `
+          SELECT x.* FROM unnest(p_range_lanes, p_from_priorities, p_from_positions, p_to_priorities) AS g(i, from_priority, from_position, to_priority)
+          CROSS JOIN LATERAL (
+            SELECT ${columns} FROM ${s}.ready r
+            WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
+              AND (r.priority, r.position) > (g.from_priority, g.from_position) AND (r.priority, r.position) < (g.to_priority, 0)
+            ORDER BY r.priority, r.position LIMIT least(l.n, p_want)${lock}) x
+          WHERE g.i = l.i LIMIT least(l.n, p_want)`;
