@@ -23,15 +23,15 @@ type Row = [
   priority: number,
   payload: unknown,
   maxAttempts: number,
-  deadlineMs: number | null,
+  deadlineMs: number,
   createdAt: number,
   tags: string[] | null,
   crashes: number,
   suspect: 0 | 1,
-  position: number,
+  place: number,
 ];
 
-/** The jobs of one claim, and where each stood in its lane (exact below 2^53; below zero: given back). */
+/** The jobs of one claim, the first to run first, and where each stood in its lane (below zero: given back). */
 export interface Claimed {
   jobs: LeasedJob[];
   positions: number[];
@@ -45,13 +45,12 @@ export function parseClaim(text: string | null, workerId: string, sentAtMs: numb
   const jobs: LeasedJob[] = [];
   const positions: number[] = [];
   if (text === null) return { jobs, positions };
-  const rows = JSON.parse(text) as [number, ...Row[]];
-  const claimedAt = rows[0];
-  for (let i = 1; i < rows.length; i++) {
-    const row = rows[i] as Row;
+  const [claimedAt, ...rows] = JSON.parse(text) as [number, ...Row[]];
+  rows.sort((a, b) => a[4] - b[4] || a[12] - b[12]);
+  for (const row of rows) {
     const key = row[0];
     const colon = key.indexOf(':');
-    const deadlineMs = row[7];
+    const deadlineMs = row[7] < 0 ? null : row[7];
     jobs.push({
       key,
       id: key.slice(0, colon),

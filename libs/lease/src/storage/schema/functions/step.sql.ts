@@ -21,7 +21,7 @@ import { few, inLiteral } from '../quote';
  * without a lock: leases claimed in the instant after it was declared dead are given back uncharged.
  *
  * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
- * crashes, suspect, position], …], moments in ms since 1970. `scan` = 'xmin,xid,µs': the lowest transaction that ran when
+ * crashes, suspect, place], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier. `scan` = 'xmin,xid,µs': the lowest transaction that ran when
  * the rows were chosen, this one (0 = it took nothing), and what choosing took.
  */
 export const stepSql = (s: string): string => `
@@ -36,6 +36,7 @@ DECLARE
   v_ids bigint[];
   v_rows tid[];
   v_counts int[] := p_limits;
+  v_bytes bigint;
   v_xmin xid8;
 BEGIN
   IF cardinality(p_jobs) > 0 THEN
@@ -82,16 +83,18 @@ BEGIN
         ) n ON n.i = g.i;
       END IF;
 
-      WITH c AS MATERIALIZED (
+      SELECT array_agg(c.row_id), sum(c.payload_bytes), pg_snapshot_xmin(pg_current_snapshot()) INTO v_rows, v_bytes, v_xmin FROM (
         SELECT r.* FROM unnest(p_queues, p_kinds, v_counts) WITH ORDINALITY AS l(q, k, n, i)
-        CROSS JOIN LATERAL (${laneSql(s, 'r.ctid AS row_id, r.payload_bytes, r.priority, r.position', ' FOR UPDATE SKIP LOCKED')}) r
+        CROSS JOIN LATERAL (${laneSql(s, 'r.ctid AS row_id, r.payload_bytes', ' FOR UPDATE SKIP LOCKED')}) r
         WHERE l.n > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
-        LIMIT p_want
-      )
-      SELECT array_agg(f.row_id), pg_snapshot_xmin(pg_current_snapshot()) INTO v_rows, v_xmin
-      FROM (SELECT c.row_id, sum(c.payload_bytes) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits FROM c
-            WINDOW w AS (ORDER BY c.priority, c.position ROWS UNBOUNDED PRECEDING)) f
-      WHERE f.fits;
+        LIMIT p_want) c;
+      IF v_bytes > p_bytes THEN
+        SELECT array_agg(f.row_id) INTO v_rows FROM (
+          SELECT r.ctid AS row_id, sum(r.payload_bytes) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
+          FROM ${s}.ready r WHERE r.ctid = ANY (v_rows)
+          WINDOW w AS (ORDER BY r.priority, r.position ROWS UNBOUNDED PRECEDING)) f
+        WHERE f.fits;
+      END IF;
       scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
                      round(date_part('epoch', clock_timestamp() - v_now) * 1000000));
     END IF;
@@ -119,6 +122,8 @@ BEGIN
       -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
       SELECT d.*, j.payload, j.max_attempts, j.created_at, j.tags, nextval('${inLiteral(s)}.tokens') AS token,
         least(d.attempt, 2147483646) + 1 AS new_attempt,
+        -- Given back ones lie further below zero than a JavaScript number is exact.
+        CASE WHEN d.position < 0 THEN d.position + 4611686018427387904 - 4503599627370496 ELSE d.position END AS place,
         -- Not least(): that makes a deadline of none.
         CASE WHEN j.deadline_ms > ${MAX_DELAY_MS} THEN ${MAX_DELAY_MS} ELSE j.deadline_ms END AS deadline_ms
       FROM d JOIN ${s}.jobs j ON j.id = d.job_id WHERE ${few('d.job_id')}
@@ -129,13 +134,14 @@ BEGIN
         m.releases, m.snoozes, m.priority, m.suspect, p_worker, m.queue, m.kind FROM m
     )
     -- concat() with to_json() where a text may need it: half of what json_build_array() takes, which looks every type up for every row.
+    -- The caller sorts: here payloads would be copied for it, and beyond work_mem through a file.
     SELECT concat('[', (date_part('epoch', v_now) * 1000)::bigint, ',', a.rows, ']') INTO jobs FROM (
       SELECT string_agg(
-        concat('["', m.job_id, ':', m.token, '",', to_json(m.kind), ',', to_json(m.queue), ',', m.new_attempt, ',', m.priority, ',',
-          m.payload, ',', m.max_attempts, ',', coalesce(m.deadline_ms::text, 'null'), ',',
-          CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END, ',',
-          coalesce(to_json(m.tags)::text, 'null'), ',', m.crashes, ',', m.suspect::int, ',', m.position, ']'),
-        ',' ORDER BY m.priority, m.position) AS rows FROM m) a
+        concat_ws(',', concat('["', m.job_id, ':', m.token, '"'), to_json(m.kind), to_json(m.queue), m.new_attempt, m.priority, m.payload,
+          m.max_attempts, coalesce(m.deadline_ms, -1),
+          CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END,
+          coalesce(to_json(m.tags)::text, 'null'), m.crashes, m.suspect::int, concat(m.place, ']')),
+        ',') AS rows FROM m) a
     WHERE a.rows IS NOT NULL;
   END IF;
 END $fn$`;
