@@ -14,3 +14,7 @@ export const recordedSql = (s: string): string => `
   SELECT k.job::text AS job_id, k.token::text AS token FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS k(job, token, worker)
   WHERE EXISTS (SELECT FROM ${s}.finished f WHERE f.job_id = k.job AND f.token = k.token AND f.worker_id = k.worker)
      OR EXISTS (SELECT FROM ${s}.runs r WHERE r.job_id = k.job AND r.token = k.token AND r.worker_id = k.worker)`;
+
+/** Payloads as rows, for jobs that are leased: nobody writes them. Locks nothing. */
+export const payloadsSql = (s: string): string =>
+  `SELECT id::text, payload FROM ${s}.jobs WHERE id = ANY ($1::bigint[])`;

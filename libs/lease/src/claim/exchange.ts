@@ -6,7 +6,7 @@ import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
 import { errorText, isContentError } from '../storage/sql-errors';
-import { moveSql, recordedSql, stepSql } from './exchange.sql';
+import { moveSql, payloadsSql, recordedSql, stepSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Look } from './lane-marks';
 import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
@@ -219,11 +219,16 @@ export class Exchange {
       this.failures = 0;
       const text = row?.jobs ?? null;
       const claimed = parseClaim(text, workerId, sentAtMs);
-      const leases = claimed.jobs.map((job) => this.held.add(job));
+      let leases = claimed.jobs.map((job) => this.held.add(job));
       const applied = row?.applied == null ? undefined : new Set(row.applied.split(','));
       await this.answer(completions, (p) => (applied && !applied.has(p.job.id) ? undefined : 'completed'));
       if (row?.refused) return { ok: false, refused: true };
-      const complete = !claim || this.learn(claim, claimed, look, text?.length ?? 0, row?.scan ?? null);
+      if (claimed.large.length > 0 && !(await this.readPayloads(claimed))) {
+        const missing = new Set(claimed.large.map(({ key }) => key));
+        for (const { job } of leases) if (missing.has(job.key)) void this.settle(job, { event: 'giveback' });
+        leases = leases.filter(({ job }) => !missing.has(job.key));
+      }
+      const complete = !claim || this.learn(claim, claimed, look, row?.scan ?? null);
       return { ok: true, leases, complete };
     } catch (error) {
       if (claim && completions.length > 0 && isContentError(error)) {
@@ -238,29 +243,32 @@ export class Exchange {
     }
   }
 
-  /** Moves the marks. @returns whether nothing else was free in these lanes */
-  private learn(
-    claim: ClaimRequest,
-    { jobs, positions }: Claimed,
-    look: Look,
-    bytes: number,
-    scan: string | null,
-  ): boolean {
-    const cut = jobs.length > 0 && bytes >= this.options.claim.maxBytes / 2;
-    if (scan !== null) {
-      const [xmin = 0, xid = 0, us = 0] = scan.split(',').map(Number);
-      this.marks.saw({
-        look,
-        lanes: claim.lanes,
-        jobs,
-        positions,
-        complete: !cut && jobs.length < Math.min(claim.want, ...claim.limits),
-        xmin,
-        xid,
-        us,
-      });
+  /** @returns false if they could not be read; those jobs then go back, uncharged */
+  private async readPayloads({ large }: Claimed): Promise<boolean> {
+    try {
+      const rows = await this.database.query<{ id: string; payload: unknown }>(
+        payloadsSql(this.database.schema.quoted),
+        [list(large.map(({ id }) => id))],
+        { name: 'leasehold_payloads' },
+      );
+      const payloads = new Map(rows.map(({ id, payload }) => [id, payload]));
+      for (const job of large) job.payload = payloads.get(job.id);
+      return large.every(({ id }) => payloads.has(id));
+    } catch (error) {
+      this.trouble.warn('payloads', `Could not read the payloads of ${large.length} claimed jobs: ${errorText(error)}`);
+      return false;
     }
-    return !cut && jobs.length < claim.want;
+  }
+
+  /** Moves the marks. @returns whether nothing else was free in these lanes */
+  private learn(claim: ClaimRequest, { jobs, positions }: Claimed, look: Look, scan: string | null): boolean {
+    const [xmin = 0, xid = 0, us = 0, cut = 0] = scan?.split(',').map(Number) ?? [];
+    const { lanes, want, limits } = claim;
+    if (scan !== null) {
+      const complete = cut === 0 && jobs.length < Math.min(want, ...limits);
+      this.marks.saw({ look, lanes, jobs, positions, complete, xmin, xid, us });
+    }
+    return cut === 0 && jobs.length < want;
   }
 
   private async sendMoves(batch: Pending[]): Promise<void> {

@@ -29,13 +29,18 @@ type Row = [
   crashes: number,
   suspect: 0 | 1,
   place: number,
+  large: 0 | 1,
 ];
 
 /** The jobs of one claim, the first to run first, and where each stood in its lane (below zero: given back). */
 export interface Claimed {
   jobs: LeasedJob[];
   positions: number[];
+  /** Those of them whose payloads are still to be read. */
+  large: Mutable<LeasedJob>[];
 }
+
+type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 
 /**
  * Reads what `step_v1` returns: one JSON text for all jobs of a claim, parsed in one go (a third of the cost of rows). Id and token come
@@ -44,14 +49,15 @@ export interface Claimed {
 export function parseClaim(text: string | null, workerId: string, sentAtMs: number): Claimed {
   const jobs: LeasedJob[] = [];
   const positions: number[] = [];
-  if (text === null) return { jobs, positions };
+  const large: Mutable<LeasedJob>[] = [];
+  if (text === null) return { jobs, positions, large };
   const [claimedAt, ...rows] = JSON.parse(text) as [number, ...Row[]];
   rows.sort((a, b) => a[4] - b[4] || a[12] - b[12]);
   for (const row of rows) {
     const key = row[0];
     const colon = key.indexOf(':');
     const deadlineMs = row[7] < 0 ? null : row[7];
-    jobs.push({
+    const job: LeasedJob = {
       key,
       id: key.slice(0, colon),
       token: key.slice(colon + 1),
@@ -69,8 +75,10 @@ export function parseClaim(text: string | null, workerId: string, sentAtMs: numb
       crashes: row[10],
       suspect: row[11] === 1,
       claimedAtMs: sentAtMs,
-    });
+    };
+    jobs.push(job);
     positions.push(row[12]);
+    if (row[13] === 1) large.push(job);
   }
-  return { jobs, positions };
+  return { jobs, positions, large };
 }

@@ -1,6 +1,10 @@
 import { MAX_DELAY_MS } from '../../../errors';
 import { few, inLiteral } from '../quote';
 
+/** In a claim whose payloads are longer than this together, those longer than that each are left out of its text. */
+const MANY_BYTES = 65_536;
+const FEW_BYTES = 512;
+
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
  *
@@ -21,8 +25,10 @@ import { few, inLiteral } from '../quote';
  * without a lock: leases claimed in the instant after it was declared dead are given back uncharged.
  *
  * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
- * crashes, suspect, place], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier. `scan` = 'xmin,xid,µs': the lowest transaction that ran when
- * the rows were chosen, this one (0 = it took nothing), and what choosing took.
+ * crashes, suspect, place, large], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier;
+ * large: the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times. `scan` = 'xmin,xid,µs,cut': the lowest transaction that ran when
+ * the rows were chosen, this one (0 = it took nothing), what choosing took, and whether
+ * `p_bytes` cut it short.
  */
 export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
@@ -37,6 +43,7 @@ DECLARE
   v_rows tid[];
   v_counts int[] := p_limits;
   v_bytes bigint;
+  v_inline int := 2147483647;
   v_xmin xid8;
 BEGIN
   IF cardinality(p_jobs) > 0 THEN
@@ -88,6 +95,7 @@ BEGIN
         CROSS JOIN LATERAL (${laneSql(s, 'r.ctid AS row_id, r.payload_bytes', ' FOR UPDATE SKIP LOCKED')}) r
         WHERE l.n > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
         LIMIT p_want) c;
+      IF v_bytes > ${MANY_BYTES} THEN v_inline := ${FEW_BYTES}; END IF;
       IF v_bytes > p_bytes THEN
         SELECT array_agg(f.row_id) INTO v_rows FROM (
           SELECT r.ctid AS row_id, sum(r.payload_bytes) OVER w <= p_bytes OR row_number() OVER w = 1 AS fits
@@ -96,7 +104,7 @@ BEGIN
         WHERE f.fits;
       END IF;
       scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
-                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000));
+                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000), ',', (v_bytes > p_bytes)::int);
     END IF;
 
     IF v_rows IS NULL AND p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
@@ -117,10 +125,10 @@ BEGIN
     -- two CTEs would be a nested loop over both (with hash joins switched off: 49 µs a job instead of 17).
     WITH d AS (
       DELETE FROM ${s}.ready r WHERE r.ctid = ANY (v_rows)
-      RETURNING r.job_id, r.position, r.attempt, r.crashes, r.releases, r.snoozes, r.priority, r.suspect, r.queue, r.kind
+      RETURNING r.job_id, r.position, r.attempt, r.crashes, r.releases, r.snoozes, r.payload_bytes, r.priority, r.suspect, r.queue, r.kind
     ), m AS MATERIALIZED (
       -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
-      SELECT d.*, j.payload, j.max_attempts, j.created_at, j.tags, nextval('${inLiteral(s)}.tokens') AS token,
+      SELECT d.*, CASE WHEN d.payload_bytes <= v_inline THEN j.payload END AS payload, j.max_attempts, j.created_at, j.tags, nextval('${inLiteral(s)}.tokens') AS token,
         least(d.attempt, 2147483646) + 1 AS new_attempt,
         -- Given back ones lie further below zero than a JavaScript number is exact.
         CASE WHEN d.position < 0 THEN d.position + 4611686018427387904 - 4503599627370496 ELSE d.position END AS place,
@@ -137,10 +145,10 @@ BEGIN
     -- The caller sorts: here payloads would be copied for it, and beyond work_mem through a file.
     SELECT concat('[', (date_part('epoch', v_now) * 1000)::bigint, ',', a.rows, ']') INTO jobs FROM (
       SELECT string_agg(
-        concat_ws(',', concat('["', m.job_id, ':', m.token, '"'), to_json(m.kind), to_json(m.queue), m.new_attempt, m.priority, m.payload,
-          m.max_attempts, coalesce(m.deadline_ms, -1),
+        concat_ws(',', concat('["', m.job_id, ':', m.token, '"'), to_json(m.kind), to_json(m.queue), m.new_attempt, m.priority,
+          coalesce(m.payload::text, 'null'), m.max_attempts, coalesce(m.deadline_ms, -1),
           CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END,
-          coalesce(to_json(m.tags)::text, 'null'), m.crashes, m.suspect::int, concat(m.place, ']')),
+          coalesce(to_json(m.tags)::text, 'null'), m.crashes, m.suspect::int, m.place, concat((m.payload IS NULL)::int, ']')),
         ',') AS rows FROM m) a
     WHERE a.rows IS NOT NULL;
   END IF;
