@@ -1,3 +1,4 @@
+import { Database } from '@leasehold/nestjs/dist/storage/database';
 import { RowGate, type TestDatabase, createTestDatabase, eventually, startHandWorker, startLeaseApp } from './support';
 
 let db: TestDatabase;
@@ -189,6 +190,32 @@ describe('claiming', () => {
       for (const { job } of got) await worker.settle.complete(job);
     }
     expect(sizes).toEqual([1, 2, 1]);
+  });
+
+  it('payloads too long for the text of a large claim come as rows: each job has its own, in order', async () => {
+    const worker = await startHandWorker(db, ['a']);
+    const payloads = [0, 100, 511, 600, 5000, 90_000].map((length, i) => ({ i, text: 'ä'.repeat(length) }));
+    await worker.jobs.enqueueMany('a', [...payloads, null, 'last']);
+    const got = await worker.claims.claim({ kinds: ['a'], limit: 10 });
+    expect(got.map(({ job }) => job.payload)).toEqual([...payloads, null, 'last']);
+    for (const { job } of got) await worker.settle.complete(job);
+  });
+
+  it('when those rows cannot be read their jobs go back uncharged, and the others are there', async () => {
+    const worker = await startHandWorker(db, ['a']);
+    const [, long] = await worker.jobs.enqueueMany('a', ['short', 'x'.repeat(70_000)]);
+    const database = worker.app.get(Database);
+    const query = jest.spyOn(database, 'query').mockImplementation((text, values, options) => {
+      if (options?.name !== 'leasehold_payloads') return Database.prototype.query.call(database, text, values, options);
+      return Promise.reject(new Error('Connection terminated unexpectedly'));
+    });
+    const got = await worker.claims.claim({ kinds: ['a'], limit: 10 });
+    query.mockRestore();
+    expect(got.map(({ job }) => job.payload)).toEqual(['short']);
+    await eventually(async () => (await worker.jobs.get(long!)).state === 'ready');
+    const [again] = await worker.claims.claim({ kinds: ['a'], limit: 10 });
+    expect(again!.job).toMatchObject({ id: long, attempt: 1, crashes: 0, payload: 'x'.repeat(70_000) });
+    for (const { job } of [...got, again!]) await worker.settle.complete(job);
   });
 
   it('a worker that is dead, draining or expired is refused', async () => {

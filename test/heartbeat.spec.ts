@@ -47,6 +47,10 @@ describe('renewal', () => {
     const claimed = [...(await claimAll(worker, 700)), ...(await claimAll(worker, 500))];
     expect(claimed).toHaveLength(1200);
     expect(await worker.heartbeat.renew()).toEqual({ gone: [], stops: [], unknown: [] });
+    // Only a stop request: the numbers of the leases are all as they should be.
+    const { job: paused } = claimed[600]!;
+    await db.query(`UPDATE ${S}.leases SET pause_requested = true WHERE job_id = $1`, [paused.id]);
+    expect((await worker.heartbeat.renew()).stops).toEqual([[paused.id, paused.token, 'pause']]);
     // One in the first chunk, one in the last: moved away behind the worker's back.
     const taken = [claimed[3]!, claimed[1150]!];
     await db.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [
@@ -68,7 +72,7 @@ describe('renewal', () => {
     expect(result.unknown).toEqual([['0', taken[0]!.job.token]]);
     for (const { signal } of taken)
       expect(signal.reason).toMatchObject({ code: 'JOB_INTERRUPTED', reason: 'lease-lost' });
-    expect(claimed.filter(({ signal }) => signal.aborted)).toHaveLength(2);
+    expect(claimed.filter(({ signal }) => signal.aborted)).toHaveLength(3);
     await eventually(async () => (await worker.jobs.get('0')).state === 'ready');
   });
 

@@ -4,10 +4,12 @@ import { monotonicMs } from '../storage/delays';
 import { Session } from '../storage/session';
 import { Schema } from '../storage/schema';
 import { errorText } from '../storage/sql-errors';
-import { attestSql, beatSql, lockHeldSql, sessionLockSql, storeLockSql } from './beat.sql';
+import { attestSql, beatSql, lockHeldSql, sessionLockSql, storeLockSql, tallySql } from './beat.sql';
+import { type Tally, tallies } from './tally';
 import { type AttestResult, type BeatConfig, BeatMemory, type FromBeat, type ToBeat } from './beat-messages';
 
 const CHUNK = 500;
+const TALLIED = 5000;
 const TOKEN_MIN = '-9223372036854775808';
 const TOKEN_MAX = '9223372036854775807';
 
@@ -131,27 +133,20 @@ export class BeatAgent {
     this.post({ type: 'beat', no: ++this.no, sentAt });
   }
 
-  /** Compares the list with the database's, in chunks of contiguous token ranges that together cover all tokens. */
+  /**
+   * Compares the list with the database's, in contiguous token ranges that together cover all tokens. Long ranges are tallied first, and
+   * compared row by row only where the numbers differ.
+   */
   private async attest(no: number, attested: Attested): Promise<void> {
     const result: AttestResult = { gone: [], stops: [], unknown: [] };
-    const { jobs, tokens, below } = attested;
+    const { length } = attested.jobs;
     try {
-      for (let at = 0; at === 0 || at < jobs.length; at += CHUNK) {
-        const end = at + CHUNK;
-        const [row] = await this.session.query<{ [K in keyof AttestResult]: AttestResult[K] | null }>(
-          attestSql(this.s),
-          [
-            this.config.workerId,
-            jobs.slice(at, end),
-            tokens.slice(at, end),
-            at === 0 ? TOKEN_MIN : tokens[at],
-            tokens[end] ?? TOKEN_MAX,
-            below,
-          ],
-        );
-        result.gone.push(...(row?.gone ?? []));
-        result.stops.push(...(row?.stops ?? []));
-        result.unknown.push(...(row?.unknown ?? []));
+      for (let from = 0; from === 0 || from < length; from += TALLIED) {
+        const end = Math.min(from + TALLIED, length);
+        if (end - from > CHUNK && (await this.agrees(attested, from, end))) continue;
+        for (let at = from; at === 0 || at < end; at += CHUNK) {
+          await this.compare(attested, at, Math.min(at + CHUNK, end), result);
+        }
       }
     } catch (error) {
       this.post({ type: 'trouble', message: `attestation: ${errorText(error)}` });
@@ -159,7 +154,39 @@ export class BeatAgent {
     }
     this.post({ type: 'attested', no, workerId: this.config.workerId, result });
   }
+
+  private async agrees({ jobs, tokens }: Attested, at: number, end: number): Promise<boolean> {
+    const [tally] = await this.session.query<Tally & Record<string, unknown>>(tallySql(this.s), [
+      this.config.workerId,
+      ...rangeOf(tokens, at, end),
+    ]);
+    return tally !== undefined && tallies(jobs.slice(at, end), tokens.slice(at, end), tally);
+  }
+
+  private async compare(
+    { jobs, tokens, below }: Attested,
+    at: number,
+    end: number,
+    result: AttestResult,
+  ): Promise<void> {
+    const [row] = await this.session.query<{ [K in keyof AttestResult]: AttestResult[K] | null }>(attestSql(this.s), [
+      this.config.workerId,
+      jobs.slice(at, end),
+      tokens.slice(at, end),
+      ...rangeOf(tokens, at, end),
+      below,
+    ]);
+    result.gone.push(...(row?.gone ?? []));
+    result.stops.push(...(row?.stops ?? []));
+    result.unknown.push(...(row?.unknown ?? []));
+  }
 }
+
+/** The tokens from one chunk's first to the next one's, without end on either side. */
+const rangeOf = (tokens: readonly string[], at: number, end: number): [string, string] => [
+  at === 0 ? TOKEN_MIN : (tokens[at] ?? TOKEN_MAX),
+  tokens[end] ?? TOKEN_MAX,
+];
 
 const clampInt = (ms: number): number => Math.max(-2_147_483_648, Math.min(2_147_483_647, Math.round(ms)));
 

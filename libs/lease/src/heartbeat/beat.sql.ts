@@ -21,6 +21,10 @@ export const storeLockSql = {
 export const attestSql = (s: string): string =>
   `SELECT gone, stops, unknown FROM ${s}.attest_v1($1, $2::bigint[], $3::bigint[], $4::bigint, $5::bigint, $6::bigint)`;
 
+/** The leases of a range of tokens in four numbers; see `tally_v1`. Locks nothing. */
+export const tallySql = (s: string): string =>
+  `SELECT leases, tokens, pairs, stops FROM ${s}.tally_v1($1, $2::bigint, $3::bigint)`;
+
 /** Session locks must outlive a statement; behind a transaction-mode pooler they do not. */
 export const lockHeldSql = `
   SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted

@@ -4,7 +4,7 @@ import { moveSql } from './functions/move.sql';
 import { stepSql } from './functions/step.sql';
 import { incarnationSql } from './functions/incarnation.sql';
 import { pollSql } from './functions/poll.sql';
-import { attestSql } from './functions/attest.sql';
+import { attestSql, tallySql } from './functions/attest.sql';
 
 /**
  * Planned on the empty tables of a new installation, a plpgsql function keeps those plans: 90 ms a claim at 300 000 rows,
@@ -36,6 +36,7 @@ export const functionsSql = (s: string): string[] => [
   stepSql(s),
   pollSql(s),
   attestSql(s),
+  tallySql(s),
   pin(s, 'enqueue_v1(json)'),
   pin(s, 'move_v1(json, boolean)'),
   pin(
@@ -43,5 +44,6 @@ export const functionsSql = (s: string): string[] => [
     'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], bigint[], int[])',
   ),
   pin(s, 'poll_v1(text[], text[], int, boolean)'),
+  pin(s, 'tally_v1(text, bigint, bigint)'),
   pin(s, 'attest_v1(text, bigint[], bigint[], bigint, bigint, bigint)'),
 ];

@@ -18,3 +18,15 @@ LANGUAGE sql STABLE AS $fn$
         WHERE worker_id = p_worker AND token >= p_from AND token < p_to) l
   FULL JOIN unnest(p_jobs, p_tokens) AS k(job, token) ON k.job = l.job_id AND k.token = l.token
 $fn$`;
+
+/**
+ * The leases of a worker whose token lies in [p_from, p_to), told in four numbers: a quarter of the time that comparing them takes. `pairs` mixes
+ * tokens and jobs, so that sets of leases which differ do not sum up to the same. `stops`: any of them is to be cancelled or paused. Locks nothing.
+ */
+export const tallySql = (s: string): string => `
+CREATE FUNCTION ${s}.tally_v1(p_worker text, p_from bigint, p_to bigint, OUT leases bigint, OUT tokens text, OUT pairs text, OUT stops boolean)
+LANGUAGE sql STABLE AS $fn$
+  SELECT count(*), coalesce(sum(token), 0)::text, coalesce(sum(token % 1000003 * (job_id % 1000033)), 0)::text,
+    coalesce(bool_or(cancel_requested OR pause_requested), false)
+  FROM ${s}.leases WHERE worker_id = p_worker AND token >= p_from AND token < p_to
+$fn$`;
