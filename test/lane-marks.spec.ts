@@ -120,18 +120,20 @@ describe('claims that begin at a mark', () => {
       [want, [want], lanes, fromPriorities, fromPositions, toPriorities],
     );
     const [xmin, xid, us] = scan.split(',').map(Number);
-    const rows = (jobs ?? [0]).slice(1) as unknown[][];
+    const rows = ((jobs ?? [0]).slice(1) as [string, string, string, number, number, ...unknown[]][]).sort(
+      (a, b) => a[4] - b[4] || Number(a[12]) - Number(b[12]),
+    );
     marks.saw({
       look,
       lanes: [LANE],
-      jobs: rows.map((row) => ({ queue: 'default', kind: 'a', priority: row[4] as number })),
+      jobs: rows.map((row) => ({ queue: 'default', kind: 'a', priority: row[4] })),
       positions: rows.map((row) => row[12] as number),
       complete: rows.length < want,
       xmin: xmin!,
       xid: xid!,
       us: us!,
     });
-    return rows.map((row) => (row[0] as string).split(':')[0]!);
+    return rows.map(([key]) => key.split(':')[0]!);
   }
 
   beforeAll(async () => {

@@ -1,6 +1,6 @@
 import type { AgentProcess } from '../contenders/agent-process';
 import type { HeadKind, Mode } from '../contenders/contender';
-import type { Behaviour, Stats } from '../contenders/protocol';
+import { type Behaviour, type Stats, tickOf } from '../contenders/protocol';
 import { type Measurement, costs } from '../measure/measurement';
 import type { Trial } from '../trial';
 
@@ -19,7 +19,7 @@ export const CONCURRENCY = 100;
 
 /**
  * Adds jobs, lets the store come to rest, and has them all done by processes that are loaded but not started yet. Jobs per second from
- * the first start of a handler, wherever, until no job is left.
+ * the moment when each process has started a handler, until no job is left.
  */
 export async function drain(trial: Trial, options: DrainOptions): Promise<Measurement & { rssBytes: number }> {
   const { jobs, processes, payloadBytes, head } = options;
@@ -40,15 +40,20 @@ export async function drain(trial: Trial, options: DrainOptions): Promise<Measur
   const deadAfter = await trial.database?.deadMade();
 
   const working = stats.filter(({ started }) => started > 0);
-  const firstAt = Math.min(...working.map((one) => one.firstAt));
+  // Before that some of the processes were still getting going, and took the cores from those that worked.
+  const allAt = Math.max(...working.map(({ firstAt }) => firstAt));
+  const startedBefore = working.reduce((sum, one) => sum + startedUntil(one, allAt), 0);
   return {
-    value: (jobs * 1000) / (endAt - firstAt),
+    value: ((jobs - startedBefore) * 1000) / (endAt - allAt),
     ...costs(before, after, jobs, nodeUsOf(working)),
     ...(deadBefore === undefined || deadAfter === undefined ? {} : { deadTuples: (deadAfter - deadBefore) / jobs }),
-    detail: { jobs },
+    detail: { jobs, ...(processes > 1 ? { startedBefore } : {}) },
     rssBytes: Math.max(...stats.map(({ rssBytes }) => rssBytes)),
   };
 }
+
+const startedUntil = ({ firstAt, startsByTick }: Stats, at: number): number =>
+  startsByTick.slice(0, Math.max(0, tickOf(at) - tickOf(firstAt))).reduce((sum, count) => sum + count, 0);
 
 /** CPU of the working processes since their first job: the boot is not a cost of a job. */
 export const nodeUsOf = (stats: Stats[]): number =>

@@ -7,14 +7,12 @@ import { CONCURRENCY } from './drain';
 /** A worker that has just started polls more often than one that idles. */
 const IDLE_MS = 1500;
 const WARM_UP_SECONDS = 1;
-/** A job may start before the call that added it has returned: the answers travel side by side. Less than that is not told apart. */
-const LEAST_MS = 0.1;
 const LATE_MS = 20_000;
 
 /** Adds at a fixed rate in one process while another waits for jobs. */
 const latency = (rate: number): BenchCase => ({
   name: `latency${rate}`,
-  title: `from the commit to the start, ${rate} jobs a second, idle worker`,
+  title: `from the call that adds to the start of the handler, ${rate} jobs a second, idle worker`,
   unit: 'ms',
   better: 'lower',
   contenders: () => CONTENDERS,
@@ -44,22 +42,22 @@ const latency = (rate: number): BenchCase => ({
       const [statsAfter] = await trial.stats(workers);
       const [worker] = workers;
       const starts = new Map(await worker?.call('starts'));
-      const fromCommit: number[] = [];
+      const fromStored: number[] = [];
       const fromCall: number[] = [];
       for (let i = 0; i < jobs; i++) {
         const startedAt = starts.get(from + i) ?? NaN;
-        fromCommit.push(Math.max(LEAST_MS, startedAt - (storedAt[i] ?? NaN)));
+        fromStored.push(startedAt - (storedAt[i] ?? NaN));
         fromCall.push(startedAt - (calledAt[i] ?? NaN));
       }
       await trial.stopWorkers(workers);
       return {
-        value: percentile(fromCommit, 0.5),
+        value: percentile(fromCall, 0.5),
         ...costs(before, after, jobs, (statsAfter?.cpuUs ?? NaN) - (statsBefore?.cpuUs ?? NaN)),
         detail: {
           jobs,
-          p99Ms: percentile(fromCommit, 0.99),
-          callToStartP50Ms: percentile(fromCall, 0.5),
-          callToStartP99Ms: percentile(fromCall, 0.99),
+          p99Ms: percentile(fromCall, 0.99),
+          storedToStartP50Ms: percentile(fromStored, 0.5),
+          storedToStartP99Ms: percentile(fromStored, 0.99),
         },
       };
     }),

@@ -1,5 +1,5 @@
 import type { Adapter } from './contender';
-import { type Behaviour, type Progress, type Stats, type WorkOptions, monotonicMs } from './protocol';
+import { type Behaviour, type Progress, type Stats, type WorkOptions, monotonicMs, tickOf } from './protocol';
 
 /** Mean 5 ms: some handlers are done at once, some take twice as long, as with real calls. */
 const WAIT_MOST_MS = 10;
@@ -8,6 +8,7 @@ const WAIT_MOST_MS = 10;
 export class Working {
   readonly starts: [n: number, atMs: number][] = [];
   private readonly counters = { started: 0, firstAt: 0, lastAt: 0 };
+  private readonly startsByTick: number[] = [];
   private cpuUsAtFirst = 0;
   private worker: { stop(): Promise<unknown> } | undefined;
 
@@ -32,6 +33,8 @@ export class Working {
         this.cpuUsAtFirst = cpuUs();
       }
       counters.lastAt = at;
+      const tick = tickOf(at) - tickOf(counters.firstAt);
+      this.startsByTick[tick] = (this.startsByTick[tick] ?? 0) + 1;
       if (keepStarts) this.starts.push([n, at]);
       return act();
     });
@@ -43,7 +46,13 @@ export class Working {
   }
 
   stats(): Omit<Stats, 'added'> {
-    return { ...this.counters, cpuUs: cpuUs(), cpuUsAtFirst: this.cpuUsAtFirst, rssBytes: process.memoryUsage.rss() };
+    return {
+      ...this.counters,
+      cpuUs: cpuUs(),
+      cpuUsAtFirst: this.cpuUsAtFirst,
+      rssBytes: process.memoryUsage.rss(),
+      startsByTick: Array.from(this.startsByTick, (count) => count ?? 0),
+    };
   }
 
   async loops(loops: number, seconds: number): Promise<number> {

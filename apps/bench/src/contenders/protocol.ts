@@ -75,7 +75,14 @@ export interface Stats extends Progress {
   cpuUs: number;
   cpuUsAtFirst: number;
   rssBytes: number;
+  /** Handlers started, by tick of {@link TICK_MS} since the one in which the first started. */
+  startsByTick: number[];
 }
+
+export const TICK_MS = 10;
+
+/** The tick of a moment; the same in all processes. */
+export const tickOf = (atMs: number): number => Math.floor(atMs / TICK_MS);
 
 export interface Request {
   id: number;

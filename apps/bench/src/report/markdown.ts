@@ -6,12 +6,13 @@ import { numberText, ratioText } from './table';
 /** Figures of `detail` that are not in a column of their own, in words. */
 const FIGURES: Record<string, string> = {
   jobs: 'jobs',
+  startedBefore: 'of them started before all processes worked',
   started: 'jobs started',
   callP50Ms: 'p50 of a call, ms',
   callP99Ms: 'p99 of a call, ms',
-  p99Ms: 'p99, ms',
-  callToStartP50Ms: 'p50 from the call to the start, ms',
-  callToStartP99Ms: 'p99 from the call to the start, ms',
+  p99Ms: 'p99 from the call to the start, ms',
+  storedToStartP50Ms: 'p50 from the return of the call to the start, ms',
+  storedToStartP99Ms: 'p99 from the return of the call to the start, ms',
   cap: 'the same handlers with no queue at all, runs/s',
   shareOfCap: 'share of that cap',
   shareOfDrain: 'share of the plain drain',
