@@ -64,11 +64,11 @@ describe('the low-water marks of a lane', () => {
     const marks = new LaneMarks(() => now);
     const saw = (look: Look, us: number): void => marks.saw({ ...NOTHING, look, lanes: [LANE], xmin: 1, xid: 1, us });
     expect(marks.look()).toBe('full');
-    saw('full', 900);
+    saw('full', 400);
     expect(marks.look()).toBe('safe');
-    saw('safe', 900);
+    saw('safe', 400);
     expect(marks.look()).toBe('safe');
-    saw('safe', 11_000); // 10 ms more than usual
+    saw('safe', 10_500); // 10 ms more than usual
     expect(marks.look()).toBe('fast');
     now += 199;
     expect(marks.look()).toBe('fast');
@@ -76,7 +76,7 @@ describe('the low-water marks of a lane', () => {
     expect(marks.look()).toBe('safe');
     now += 800;
     expect(marks.look()).toBe('full');
-    saw('full', 501_000);
+    saw('full', 500_500);
     now += 9999;
     expect(marks.look()).not.toBe('full');
     now += 1;

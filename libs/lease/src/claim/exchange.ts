@@ -6,6 +6,7 @@ import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
 import { errorText, isContentError } from '../storage/sql-errors';
+import { CROWD } from '../storage/schema/functions/step.sql';
 import { moveSql, payloadsSql, recordedSql, stepSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Look } from './lane-marks';
@@ -73,7 +74,7 @@ export class Exchange {
   private idleWaiters: (() => void)[] = [];
   private readonly marks = new LaneMarks();
   /** Claims on the wire at once, at most. */
-  maxClaims = CONNECTIONS;
+  private maxClaims = CONNECTIONS;
 
   constructor(
     private readonly database: Database,
@@ -262,9 +263,10 @@ export class Exchange {
 
   /** Moves the marks. @returns whether nothing else was free in these lanes */
   private learn(claim: ClaimRequest, { jobs, positions }: Claimed, look: Look, scan: string | null): boolean {
-    const [xmin = 0, xid = 0, us = 0, cut = 0] = scan?.split(',').map(Number) ?? [];
+    const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0] = scan?.split(',').map(Number) ?? [];
     const { lanes, want, limits } = claim;
     if (scan !== null) {
+      this.maxClaims = fleet >= CROWD ? 1 : CONNECTIONS;
       const complete = cut === 0 && jobs.length < Math.min(want, ...limits);
       this.marks.saw({ look, lanes, jobs, positions, complete, xmin, xid, us });
     }

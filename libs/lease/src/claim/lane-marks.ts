@@ -36,7 +36,7 @@ const AFTER_ALL = 32_768;
 const MAX_PRIORITIES = 16;
 const MAX_PENDING = 64;
 /** What choosing takes where nothing is in the way. */
-const usualUs = (rows: number): number => 1000 + 15 * rows;
+const usualUs = (rows: number): number => 500 + 4 * rows;
 /** A look further back may come again after this many times what it cost beyond the usual: 5 % of the time at most. */
 const REST = 20;
 const FULL_EVERY_MS = 1000;

@@ -4,6 +4,8 @@ import { few, inLiteral } from '../quote';
 /** In a claim whose payloads are longer than this together, those longer than that each are left out of its text. */
 const MANY_BYTES = 65_536;
 const FEW_BYTES = 512;
+/** From so many workers on, each has one claim on the wire: rivals walk over the rows that the others have just locked. */
+export const CROWD = 3;
 
 /**
  * One round trip of a worker: settles what completed, then claims what it will start.
@@ -26,9 +28,9 @@ const FEW_BYTES = 512;
  *
  * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
  * crashes, suspect, place, large], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier;
- * large: the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times. `scan` = 'xmin,xid,µs,cut': the lowest transaction that ran when
- * the rows were chosen, this one (0 = it took nothing), what choosing took, and whether
- * `p_bytes` cut it short.
+ * large: the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times. `scan` = 'xmin,xid,µs,cut,fleet': the lowest transaction that ran when
+ * the rows were chosen, this one (0 = it took nothing), what choosing took, whether
+ * `p_bytes` cut it short, and how many workers are live, counted to three.
  */
 export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
@@ -43,6 +45,7 @@ DECLARE
   v_rows tid[];
   v_counts int[] := p_limits;
   v_bytes bigint;
+  v_fleet int;
   v_inline int := 2147483647;
   v_xmin xid8;
 BEGIN
@@ -63,7 +66,9 @@ BEGIN
   END IF;
 
   IF p_want > 0 AND cardinality(p_kinds) > 0 THEN
-    refused := NOT EXISTS (SELECT FROM ${s}.workers WHERE id = p_worker AND state = 'live' AND expires_at > clock_timestamp());
+    SELECT NOT EXISTS (SELECT FROM ${s}.workers WHERE id = p_worker AND state = 'live' AND expires_at > clock_timestamp()),
+           (SELECT count(*) FROM (SELECT FROM ${s}.workers WHERE state = 'live' LIMIT ${CROWD}) x)
+    INTO refused, v_fleet;
     IF refused OR EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker AND suspect) THEN RETURN; END IF;
 
     IF p_suspects < 2 THEN
@@ -104,7 +109,7 @@ BEGIN
         WHERE f.fits;
       END IF;
       scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
-                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000), ',', (v_bytes > p_bytes)::int);
+                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000), ',', (v_bytes > p_bytes)::int, ',', v_fleet);
     END IF;
 
     IF v_rows IS NULL AND p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
