@@ -1,14 +1,31 @@
-import { LaneMarks, type Look } from '@leasehold/nestjs/dist/claim/lane-marks';
+import { LaneMarks, type Look, type Seen } from '@leasehold/nestjs/dist/claim/lane-marks';
+import { parseClaim } from '@leasehold/nestjs/dist/claim/leased-job';
+import { claimValues, readScan } from '@leasehold/nestjs/dist/claim/step-values';
 import { RowGate, type TestDatabase, createTestDatabase, startLeaseApp } from './support';
 
 const S = '"leasehold"';
 const LANE = ['default', 'a'] as const;
-const NOTHING = { jobs: [], positions: [], complete: true, us: 0 };
 
-const jobsAt = (positions: number[], priority = 0) => ({
-  jobs: positions.map(() => ({ queue: 'default', kind: 'a', priority })),
-  positions,
-});
+/** A claim from sending to answer: what it took, and the transactions that it saw. */
+function claimed(
+  marks: LaneMarks,
+  look: Look,
+  positions: number[],
+  seen: Partial<Seen> & { priority?: number } = {},
+): void {
+  const { priority = 0, ...given } = seen;
+  marks.saw({
+    lanes: [LANE],
+    ranges: marks.ranges([LANE], look),
+    jobs: positions.map(() => ({ queue: 'default', kind: 'a', priority })),
+    positions,
+    exhausted: [true],
+    xmin: 0,
+    xid: 0,
+    us: 0,
+    ...given,
+  });
+}
 
 /** [priority, position] to look after, and the priority to stop before, of each range. */
 const rangesOf = (marks: LaneMarks, look: Look): [number, number, number][] => {
@@ -20,13 +37,13 @@ describe('the low-water marks of a lane', () => {
   it('at first nothing is known; then a claim begins after what was taken, and before it only at what may come up there', () => {
     const marks = new LaneMarks();
     expect(rangesOf(marks, 'fast')).toEqual([[-32_769, 0, 32_768]]);
-    marks.saw({ ...NOTHING, ...jobsAt([7, 9, 8]), look: 'full', lanes: [LANE], xmin: 10, xid: 12 });
+    claimed(marks, 'full', [7, 9, 8]);
     // More urgent priorities, and what was given back (below zero), are looked at from their start.
     expect(rangesOf(marks, 'fast')).toEqual([
       [-32_769, 0, 0],
       [0, 9, 32_768],
     ]);
-    marks.saw({ ...NOTHING, ...jobsAt([11], -5), look: 'fast', lanes: [LANE], xmin: 12, xid: 13 });
+    claimed(marks, 'fast', [11], { priority: -5 });
     expect(rangesOf(marks, 'fast')).toEqual([
       [-32_769, 0, -5],
       [-5, 11, 0],
@@ -35,59 +52,77 @@ describe('the low-water marks of a lane', () => {
     expect(rangesOf(marks, 'full')).toEqual([[-32_769, 0, 32_768]]);
   });
 
-  it('the safe one waits until every transaction has ended that ran when the rows were seen', () => {
+  it('the safe one waits until every transaction has ended that may have begun before the answer', () => {
     const marks = new LaneMarks();
     const safe = () => rangesOf(marks, 'safe').at(-1)![1];
-    marks.saw({ ...NOTHING, ...jobsAt([5, 6]), look: 'safe', lanes: [LANE], xmin: 100, xid: 120 });
-    marks.saw({ ...NOTHING, ...jobsAt([7, 8]), look: 'safe', lanes: [LANE], xmin: 119, xid: 130 });
+    claimed(marks, 'full', [5, 6], { xid: 120 });
+    // Its own number is no bound: a settle in the same transaction may have had it long before.
+    claimed(marks, 'safe', [7, 8], { xmin: 125, xid: 130 });
     expect(safe()).toBe(0);
-    marks.saw({ ...NOTHING, ...jobsAt([9]), look: 'safe', lanes: [LANE], xmin: 120, xid: 140 });
+    claimed(marks, 'safe', [9], { xmin: 129, xid: 140 });
+    expect(safe()).toBe(0);
+    claimed(marks, 'safe', [10], { xmin: 130, xid: 150 });
     expect(safe()).toBe(6);
     // A straggler came up: what lies before it is settled, it is not.
-    marks.saw({ ...NOTHING, ...jobsAt([7, 10]), look: 'safe', lanes: [LANE], xmin: 135, xid: 150 });
+    claimed(marks, 'safe', [7, 11], { xmin: 145, xid: 160 });
     expect(safe()).toBe(6);
-    marks.saw({ ...NOTHING, look: 'safe', lanes: [LANE], xmin: 200, xid: 200 });
+    claimed(marks, 'safe', [], { xmin: 200 });
     expect(safe()).toBe(10);
+  });
+
+  it('a claim that was on the wire already bounds nothing', () => {
+    const marks = new LaneMarks();
+    claimed(marks, 'full', []);
+    const sentBefore = marks.ranges([LANE], 'safe');
+    claimed(marks, 'safe', [5]);
+    claimed(marks, 'safe', [], { ranges: sentBefore, xid: 50 });
+    claimed(marks, 'safe', [], { xmin: 100 });
+    expect(rangesOf(marks, 'safe').at(-1)![1]).toBe(0);
   });
 
   it('a look that began after the safe mark, or was cut short, settles nothing', () => {
     const marks = new LaneMarks();
-    marks.saw({ ...NOTHING, ...jobsAt([5]), look: 'safe', lanes: [LANE], xmin: 1, xid: 2 });
-    marks.saw({ ...NOTHING, ...jobsAt([6]), look: 'fast', lanes: [LANE], xmin: 9, xid: 9 });
-    marks.saw({ ...NOTHING, look: 'safe', lanes: [LANE], xmin: 9, xid: 9, complete: false });
+    claimed(marks, 'full', [5]);
+    claimed(marks, 'fast', [6], { xmin: 9, xid: 9 });
+    claimed(marks, 'fast', [], { xmin: 9 });
+    claimed(marks, 'safe', [], { xmin: 9, exhausted: [false] });
     expect(rangesOf(marks, 'safe').at(-1)).toEqual([0, 0, 32_768]);
     expect(rangesOf(marks, 'fast').at(-1)).toEqual([0, 6, 32_768]);
   });
 
-  it('looks further back as often as their cost allows: twenty times what they took, one from the start at most every second', () => {
+  it('looks further back as often as their cost allows: twenty times what they took, in each lane one from the start at most every second', () => {
     let now = 5000;
     const marks = new LaneMarks(() => now);
-    const saw = (look: Look, us: number): void => marks.saw({ ...NOTHING, look, lanes: [LANE], xmin: 1, xid: 1, us });
-    expect(marks.look()).toBe('full');
-    saw('full', 400);
-    expect(marks.look()).toBe('safe');
-    saw('safe', 400);
-    expect(marks.look()).toBe('safe');
-    saw('safe', 10_500); // 10 ms more than usual
-    expect(marks.look()).toBe('fast');
+    const look = (): Look => marks.ranges([LANE]).looks[0]!;
+    expect(look()).toBe('full');
+    claimed(marks, 'full', [], { us: 400 });
+    expect(look()).toBe('safe');
+    claimed(marks, 'safe', [], { us: 400 });
+    expect(look()).toBe('safe');
+    claimed(marks, 'safe', [], { us: 10_500 }); // 10 ms more than usual
+    expect(look()).toBe('fast');
+    expect(marks.ranges([['other', 'a'], LANE]).looks).toEqual(['full', 'fast']);
     now += 199;
-    expect(marks.look()).toBe('fast');
+    expect(look()).toBe('fast');
     now += 1;
-    expect(marks.look()).toBe('safe');
+    expect(look()).toBe('safe');
     now += 800;
-    expect(marks.look()).toBe('full');
-    saw('full', 500_500);
+    expect(look()).toBe('full');
+    claimed(marks, 'full', [], { us: 500_500 });
     now += 9999;
-    expect(marks.look()).not.toBe('full');
+    expect(look()).not.toBe('full');
     now += 1;
-    expect(marks.look()).toBe('full');
+    expect(look()).toBe('full');
+    // One that ran into the statement's limit is not repeated at once either.
+    marks.gaveUp([LANE], marks.ranges([LANE]), 2_000_500);
+    now += 39_999;
+    expect(look()).not.toBe('full');
   });
 
   it('keeps a bounded number of marks, those in use', () => {
     const marks = new LaneMarks();
-    for (let priority = 0; priority < 100; priority++) {
-      marks.saw({ ...NOTHING, ...jobsAt([priority + 1], priority), look: 'fast', lanes: [LANE], xmin: 1, xid: 1 });
-    }
+    claimed(marks, 'full', []);
+    for (let priority = 0; priority < 100; priority++) claimed(marks, 'fast', [priority + 1], { priority });
     expect(rangesOf(marks, 'fast').map(([priority]) => priority)).toEqual([
       -32_769,
       ...Array.from({ length: 16 }, (_, i) => 84 + i),
@@ -112,28 +147,24 @@ describe('claims that begin at a mark', () => {
       },
     ]);
 
-  /** Claims through step_v1 as the exchange does, and settles at once. @returns the ids */
-  async function claim(look: Look, want = 5): Promise<string[]> {
-    const { lanes, fromPriorities, fromPositions, toPriorities } = marks.ranges([LANE], look);
-    const { jobs, scan } = await db.one<{ jobs: [number, ...unknown[][]] | null; scan: string }>(
-      `SELECT jobs::json, scan FROM ${S}.step_v1('w', '{}', '{}', null, 1, $1, '{default}', '{a}', $2, 0, 1000000, $3, $4, $5, $6)`,
-      [want, [want], lanes, fromPriorities, fromPositions, toPriorities],
+  const SETTLES = "'{}', '{}'";
+
+  /** Claims through step_v1 as the exchange does. @returns the ids */
+  async function claim(look: Look, want = 5, settles = SETTLES): Promise<string[]> {
+    const ranges = marks.ranges([LANE], look);
+    const request = { workerId: 'w', want, lanes: [LANE], limits: [want], suspects: 0 } as const;
+    const { jobs: text, scan } = await db.one<{ jobs: string | null; scan: string }>(
+      `SELECT jobs, scan FROM ${S}.step_v1('w', ${settles}, null, 1, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+      claimValues({ ...request, lanes: [...request.lanes], limits: [...request.limits] }, ranges, 1_000_000),
     );
-    const [xmin, xid, us] = scan.split(',').map(Number);
-    const rows = ((jobs ?? [0]).slice(1) as [string, string, string, number, number, ...unknown[]][]).sort(
-      (a, b) => a[4] - b[4] || Number(a[12]) - Number(b[12]),
-    );
-    marks.saw({
-      look,
-      lanes: [LANE],
-      jobs: rows.map((row) => ({ queue: 'default', kind: 'a', priority: row[4] })),
-      positions: rows.map((row) => row[12] as number),
-      complete: rows.length < want,
-      xmin: xmin!,
-      xid: xid!,
-      us: us!,
-    });
-    return rows.map(([key]) => key.split(':')[0]!);
+    const { jobs, positions } = parseClaim(text, 'w', 0);
+    const {
+      fleet: _fleet,
+      empty: _empty,
+      ...read
+    } = readScan(scan, { ...request, lanes: [...request.lanes], limits: [...request.limits] }, jobs);
+    marks.saw({ lanes: [LANE], ranges, jobs, positions, ...read });
+    return jobs.map(({ id }) => id);
   }
 
   beforeAll(async () => {
@@ -147,6 +178,7 @@ describe('claims that begin at a mark', () => {
   beforeEach(async () => {
     marks = new LaneMarks();
     await db.query(`DELETE FROM ${S}.ready`);
+    await claim('full');
   });
   afterAll(() => db.drop());
 
@@ -172,6 +204,26 @@ describe('claims that begin at a mark', () => {
     }
     await late.release();
     expect(await claim('safe')).toContain(straggler);
+  });
+
+  it('so is one whose transaction began between a claim’s settle and its choice', async () => {
+    await db.query(enqueue, [group(2)]);
+    const ids = await claim('full', 2);
+    const { tokens } = await db.one<{ tokens: string[] }>(
+      `SELECT array_agg(token ORDER BY job_id)::text[] AS tokens FROM ${S}.leases WHERE job_id = ANY ($1::bigint[])`,
+      [ids],
+    );
+    // The settle has the transaction's number, and waits at its second lease.
+    const gate = await RowGate.hold(db, `SELECT FROM ${S}.leases WHERE job_id = $1 FOR UPDATE`, [ids[1]]);
+    const waiting = claim('safe', 5, `'{${ids.join(',')}}', '{${tokens.join(',')}}'`);
+    await gate.untilWaiting();
+    const late = await RowGate.hold(db, enqueue, [group(1)]);
+    await db.query(enqueue, [group(1)]);
+    await gate.release();
+    expect(await waiting).toHaveLength(1);
+    for (let i = 0; i < 3; i++) expect(await claim('safe')).toEqual([]);
+    await late.release();
+    expect(await claim('safe')).toEqual([late.rows[0]!.ids]);
   });
 
   it('rows that a rival had locked and let go again are not left behind', async () => {
@@ -203,7 +255,7 @@ describe('claims that begin at a mark', () => {
     await snapshot.query('SELECT 1');
     const client = await db.client();
     const cost = async (look: Look): Promise<number> => {
-      const { lanes, fromPriorities, fromPositions, toPriorities } = marks.ranges([LANE], look);
+      const { fromPriorities, fromPositions, toPriorities } = marks.ranges([LANE], look);
       const { rows } = await client.query<{ 'QUERY PLAN': string }>(
         `EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) SELECT r.ctid FROM unnest($1::int[], $2::bigint[], $3::int[]) AS g(p, o, t)
          CROSS JOIN LATERAL (SELECT r.ctid FROM ${S}.ready r WHERE r.queue = 'default' AND r.kind = 'a' AND NOT r.suspect
@@ -211,7 +263,6 @@ describe('claims that begin at a mark', () => {
            ORDER BY r.priority, r.position LIMIT 5) r`,
         [fromPriorities, fromPositions, toPriorities],
       );
-      expect(lanes.length).toBe(fromPriorities.length);
       const plan = rows.map((row) => row['QUERY PLAN']).join('\n');
       return Number(/Buffers: shared hit=(\d+)/.exec(plan)?.[1]);
     };

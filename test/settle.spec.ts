@@ -138,6 +138,21 @@ describe('settling under the fence', () => {
     Rides.open();
   });
 
+  it('R6 R17 a late completion beside the present one, of the same job and in the same batch: each gets its own answer', async () => {
+    const worker = await startHandWorker(db, ['a']);
+    await worker.jobs.enqueue('a', {});
+    const [first] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
+    await worker.settle.release(first!.job);
+    const [second] = await worker.claims.claim({ kinds: ['a'], limit: 1 });
+    const [late, present] = await Promise.allSettled([
+      worker.settle.complete(first!.job, 'late'),
+      worker.settle.complete(second!.job, 'present'),
+    ]);
+    expect(late).toMatchObject({ status: 'rejected', reason: { code: 'LEASE_LOST' } });
+    expect(present.status).toBe('fulfilled');
+    expect(await worker.jobs.get(second!.job.id)).toMatchObject({ state: 'completed', result: 'present' });
+  });
+
   it('F:A2 completion and rescue interleaved in both orders: one outcome, the loser is told', async () => {
     const worker = await startHandWorker(db, ['a']);
     const crash = (job: { id: string; token: string; workerId: string }, skip: boolean): [string, unknown[]] => [

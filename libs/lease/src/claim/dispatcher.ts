@@ -26,7 +26,7 @@ export class Dispatcher implements Claimer {
   private accepting = false;
   private housekeeping: NodeJS.Timeout | undefined;
   private suspectsSeenAt: number | undefined;
-  /** Claims on the wire, with the generation of the lanes that they were made from. */
+  /** Claims on the wire, with what had been heard of the lanes when they were sent. */
   private readonly asked = new Map<ClaimRequest, number>();
   private readonly running = new Set<HeldLease>();
   private endWaiters: (() => void)[] = [];
@@ -91,22 +91,24 @@ export class Dispatcher implements Claimer {
     if (!this.accepting || this.workerId === undefined || this.held.holdsSuspect || !this.heartbeat.trusted)
       return undefined;
     if (monotonicMs() < this.pausedUntil) return undefined;
-    const idle = this.held.size === 0 && this.running.size === 0;
+    for (const { suspects } of this.asked.keys()) if (suspects > 0) return undefined; // It may bring one that is to run alone.
+    const idle = this.held.size === 0 && this.running.size === 0 && this.asked.size === 0;
     // Not while a handler that lost its lease runs on: it might for ever, and the suspects are for other processes then.
     if (!idle && this.suspectsWaitTooLong && !this.hasAbandoned) return undefined;
     const suspects: 0 | 1 | 2 = !idle || !this.lanes.hasSuspects ? 0 : this.suspectsWaitTooLong ? 2 : 1;
     const lanes = this.lanes.toClaim(suspects).filter(([, kind]) => this.slots.room(kind) > 0);
-    const want = Math.min(this.slots.roomInAll(), MAX_CLAIM);
+    const ofKinds = [...new Set(lanes.map(([, kind]) => kind))].reduce((sum, kind) => sum + this.slots.room(kind), 0);
+    const want = Math.min(this.slots.roomInAll(), ofKinds, MAX_CLAIM);
     if (lanes.length === 0 || want < (this.asked.size > 0 ? MIN_SECOND_CLAIM : 1)) return undefined;
     const limits = lanes.map(([, kind]) => Math.min(want, this.slots.room(kind)));
     const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, suspects };
-    this.asked.set(request, this.lanes.generation);
+    this.asked.set(request, this.lanes.heardOf);
     this.slots.expect(request, 1);
     return request;
   }
 
   receive(request: ClaimRequest, reply: ClaimReply): void {
-    const generation = this.asked.get(request);
+    const heardOf = this.asked.get(request) ?? 0;
     this.asked.delete(request);
     this.slots.expect(request, -1);
     if (!reply.ok) {
@@ -123,7 +125,8 @@ export class Dispatcher implements Claimer {
       for (const { job } of leases) void this.exchange.settle(job, { event: 'giveback' });
       return;
     }
-    if (reply.complete && generation !== undefined) this.markEmptied(request, leases, generation);
+    const { lanes, suspects } = request;
+    this.lanes.empty(suspects === 2 ? lanes : reply.empty, heardOf, suspects, leases.length > 0);
     const announce = this.events.wants('job.claimed');
     for (const held of leases) {
       if (announce) this.events.emit({ type: 'job.claimed', ...ref(held.job) });
@@ -131,17 +134,6 @@ export class Dispatcher implements Claimer {
     }
     if (!this.accepting) this.giveBack(Infinity);
     this.startBuffered();
-  }
-
-  /** A kind that brought less than there was room for has no more. */
-  private markEmptied({ lanes, limits }: ClaimRequest, leases: HeldLease[], generation: number): void {
-    const counts = new Map<string, number>();
-    for (const { job } of leases) counts.set(job.kind, (counts.get(job.kind) ?? 0) + 1);
-    const limitOf = new Map(lanes.map(([, kind], i) => [kind, limits[i] ?? 0]));
-    this.lanes.empty(
-      lanes.filter(([, kind]) => (counts.get(kind) ?? 0) < (limitOf.get(kind) ?? 0)),
-      generation,
-    );
   }
 
   private startBuffered(): void {

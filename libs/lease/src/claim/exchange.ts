@@ -5,12 +5,13 @@ import type { Answer, Move, MoveRow, Outcome } from '../settle/outcome';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
-import { errorText, isContentError } from '../storage/sql-errors';
+import { errorText, isContentError, isLimit } from '../storage/sql-errors';
 import { CROWD } from '../storage/schema/functions/step.sql';
 import { moveSql, payloadsSql, recordedSql, stepSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
-import { LaneMarks, type Look } from './lane-marks';
+import { LaneMarks, type Ranges } from './lane-marks';
 import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
+import { type StepRow, claimValues, list, readScan, settleValues } from './step-values';
 import type { Lane } from './wake-up';
 
 /** What a claim asks for. `limits[i]` bounds the kind of `lanes[i]`. */
@@ -24,8 +25,8 @@ export interface ClaimRequest {
 }
 
 export type ClaimReply =
-  /** `complete`: nothing else was free in these lanes. */
-  | { ok: true; leases: HeldLease[]; complete: boolean }
+  /** `empty`: lanes that held nothing else. */
+  | { ok: true; leases: HeldLease[]; empty: Lane[] }
   /** The database holds this worker for dead, draining or expired. */
   | { ok: false; refused: true }
   /** The reply was lost; what it may have leased comes back as unknown at the next beat and is given back. */
@@ -50,6 +51,7 @@ export interface Claimer {
 
 const CONNECTIONS = 2;
 const MAX_BATCH = 1000;
+const UNREAD_PAUSE_MS = 200;
 const APPLIED: Answer = { applied: true, place: 'completed' };
 const REFUSED: Answer = { applied: false };
 
@@ -205,38 +207,34 @@ export class Exchange {
       this.pending.unshift(...completions);
       completions = [];
     }
-    const look = this.marks.look();
+    const ranges = this.marks.ranges(claim?.lanes ?? []);
     try {
       const [row] = await this.database.query<StepRow>(
         stepSql(this.database.schema.quoted),
-        [
-          workerId,
-          ...settleValues(completions),
-          claimNo,
-          ...claimValues(claim, look, this.marks, this.options.claim.maxBytes),
-        ],
+        [workerId, ...settleValues(completions), claimNo, ...claimValues(claim, ranges, this.options.claim.maxBytes)],
         { name: 'leasehold_step' },
       );
       this.failures = 0;
-      const text = row?.jobs ?? null;
-      const claimed = parseClaim(text, workerId, sentAtMs);
+      const claimed = parseClaim(row?.jobs ?? null, workerId, sentAtMs);
       let leases = claimed.jobs.map((job) => this.held.add(job));
       const applied = row?.applied == null ? undefined : new Set(row.applied.split(','));
-      await this.answer(completions, (p) => (applied && !applied.has(p.job.id) ? undefined : 'completed'));
+      await this.answer(completions, ({ job }) => (applied && !applied.has(job.token) ? undefined : 'completed'));
       if (row?.refused) return { ok: false, refused: true };
       if (claimed.large.length > 0 && !(await this.readPayloads(claimed))) {
+        this.pausedUntil = monotonicMs() + UNREAD_PAUSE_MS;
         const missing = new Set(claimed.large.map(({ key }) => key));
         for (const { job } of leases) if (missing.has(job.key)) void this.settle(job, { event: 'giveback' });
         leases = leases.filter(({ job }) => !missing.has(job.key));
       }
-      const complete = !claim || this.learn(claim, claimed, look, row?.scan ?? null);
-      return { ok: true, leases, complete };
+      const empty = claim && row?.scan ? this.learn(claim, claimed, ranges, row.scan) : [];
+      return { ok: true, leases, empty };
     } catch (error) {
       if (claim && completions.length > 0 && isContentError(error)) {
         // It may be the claim that was refused: no verdict on an outcome that did not go alone.
         await this.sendStep(completions, undefined);
         completions = [];
       }
+      if (claim && isLimit(error)) this.marks.gaveUp(claim.lanes, ranges, (monotonicMs() - sentAtMs) * 1000);
       await this.failed(completions, error);
       return { ok: false, refused: false };
     } finally {
@@ -261,16 +259,14 @@ export class Exchange {
     }
   }
 
-  /** Moves the marks. @returns whether nothing else was free in these lanes */
-  private learn(claim: ClaimRequest, { jobs, positions }: Claimed, look: Look, scan: string | null): boolean {
-    const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0] = scan?.split(',').map(Number) ?? [];
-    const { lanes, want, limits } = claim;
-    if (scan !== null) {
-      this.maxClaims = fleet >= CROWD ? 1 : CONNECTIONS;
-      const complete = cut === 0 && jobs.length < Math.min(want, ...limits);
-      this.marks.saw({ look, lanes, jobs, positions, complete, xmin, xid, us });
-    }
-    return cut === 0 && jobs.length < want;
+  /** Moves the marks. @returns lanes that held nothing else */
+  private learn(claim: ClaimRequest, { jobs, positions }: Claimed, ranges: Ranges, text: string): Lane[] {
+    const { lanes } = claim;
+    const { fleet, empty, ...scan } = readScan(text, claim, jobs);
+    this.maxClaims = fleet >= CROWD ? 1 : CONNECTIONS;
+    // A suspect comes alone, and has no mark.
+    this.marks.saw({ lanes, ranges, jobs: jobs[0]?.suspect ? [] : jobs, positions, ...scan });
+    return empty;
   }
 
   private async sendMoves(batch: Pending[]): Promise<void> {
@@ -329,8 +325,7 @@ export class Exchange {
       }
       return;
     }
-    // Whoever answers next may be another server, which hands out positions anew.
-    this.marks.reset();
+    if (!isLimit(error)) this.marks.reset();
     const pauseMs = backoffMs(this.failures++, 20, 2000);
     this.pausedUntil = monotonicMs() + pauseMs;
     this.trouble.warn('exchange', `Could not write to the database, trying again: ${errorText(error)}`);
@@ -355,42 +350,6 @@ export class Exchange {
     pending.outcome = { event: 'fatal', error: described };
     return this.sendMoves([pending]);
   }
-}
-
-interface StepRow extends Record<string, unknown> {
-  applied: string | null;
-  jobs: string | null;
-  refused: boolean | null;
-  scan: string | null;
-}
-
-/** Numbers as one text: `pg` escapes the elements of a list one by one. */
-const list = (numbers: readonly (string | number)[]): string => `{${numbers.join(',')}}`;
-
-function settleValues(completions: Pending[]): unknown[] {
-  const results = completions.map(({ outcome }) => (outcome as { result: string | null }).result);
-  return [
-    list(completions.map(({ job }) => job.id)),
-    list(completions.map(({ job }) => job.token)),
-    results.some((result) => result !== null) ? `[${results.map((r) => r ?? 'null').join(',')}]` : null,
-  ];
-}
-
-function claimValues(claim: ClaimRequest | undefined, look: Look, marks: LaneMarks, maxBytes: number): unknown[] {
-  const lanes = claim?.lanes ?? [];
-  const ranges = marks.ranges(lanes, look);
-  return [
-    claim?.want ?? 0,
-    lanes.map(([queue]) => queue),
-    lanes.map(([, kind]) => kind),
-    list(claim?.limits ?? []),
-    claim?.suspects ?? 0,
-    maxBytes,
-    list(ranges.lanes),
-    list(ranges.fromPriorities),
-    list(ranges.fromPositions),
-    list(ranges.toPriorities),
-  ];
 }
 
 const toMove = ({ job, outcome }: Pending): Move => ({

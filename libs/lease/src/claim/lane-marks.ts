@@ -1,30 +1,34 @@
 import { monotonicMs } from '../storage/delays';
 import type { Lane } from './wake-up';
 
-/** Where a claim looks within its lanes: parallel lists. Rows after (priority, position) and before (toPriority, 0). */
+/** How far back a claim looks in a lane: from where the last one ended, from where nothing can be any more, or from the start. */
+export type Look = 'fast' | 'safe' | 'full';
+
+/** Where a claim looks within its lanes. Rows after (priority, position) and before (toPriority, 0). */
 export interface Ranges {
-  /** Index of the lane, counted from 1. */
-  lanes: number[];
+  looks: Look[];
+  /** Of each lane the number of ranges up to its last one. */
+  ends: number[];
   fromPriorities: number[];
   fromPositions: number[];
   toPriorities: number[];
+  /** What had been seen when the claim was sent; see `Seen`. */
+  after: number;
 }
 
-/** How far back a claim looks: from where the last one ended, from where nothing can be any more, or from the start. */
-export type Look = 'fast' | 'safe' | 'full';
-
-/** What a claim saw: the rows that it took, and the bounds of its snapshots. */
+/** What a claim saw: the rows that it took, and the bounds of its transaction. */
 export interface Seen {
-  look: Look;
   lanes: readonly Lane[];
+  ranges: Ranges;
+  /** Without suspects, which have no marks. */
   jobs: readonly { queue: string; kind: string; priority: number }[];
   /** Of each job. */
   positions: readonly number[];
-  /** Every row that was free came back: a lane of which none did has none. */
-  complete: boolean;
+  /** Of each lane: every row that was free came back. */
+  exhausted: readonly boolean[];
   /** The lowest transaction that was running when the rows were chosen. */
   xmin: number;
-  /** The transaction that took them. */
+  /** The claim's own transaction; 0 = it wrote nothing. */
   xid: number;
   /** What choosing took, µs, in the database. */
   us: number;
@@ -40,14 +44,21 @@ const usualUs = (rows: number): number => 500 + 4 * rows;
 /** A look further back may come again after this many times what it cost beyond the usual: 5 % of the time at most. */
 const REST = 20;
 const FULL_EVERY_MS = 1000;
+const LONGEST_REST_MS = 60_000;
+const MAX_LANES = 2000;
 
 interface Mark {
   /** Nothing that a claim has seen free lies at or below it. */
   fast: number;
   /** Nothing lies at or below it, and nothing ever will. */
   safe: number;
-  /** Taken up to here, by transaction xid: every one below it has to end before that is safe to say. */
-  pending: { taken: number; xid: number }[];
+  /** Taken up to here by the claim that was seen as number `no`; safe to say once every transaction below xid has ended. */
+  pending: { taken: number; no: number; xid: number | undefined }[];
+}
+
+interface LaneState {
+  marks: Map<number, Mark>;
+  fullAfter: number;
 }
 
 /**
@@ -56,61 +67,71 @@ interface Mark {
  *
  * Positions are handed out before they are committed, so a transaction that took an early one may commit it late, below what has been
  * seen (a straggler); and a row that a claim found locked comes free again if the other rolls back. Hence two marks. `fast` is
- * what was taken last. `safe` advances to what was taken only when a later look from `safe` was made with a snapshot in
- * which every transaction has ended whose number is below that of the claim: enqueues have theirs before they take a position
- * (enqueue_v1), and whoever held a lock had it before the claim began, so nothing can come up there any more. (A snapshot's xmax
- * is no such bound: it only counts what has ended.) Looks from `safe` are as frequent as their cost allows (usually every one), and
- * one from the start at most every second catches what no rule foresaw, such as positions that a failover handed out
- * again. Negative positions (given back) and priorities without a mark are always looked at from their start.
+ * what was taken last. `safe` advances to what a look from `safe` took only when another look from there was made with a snapshot in
+ * which every transaction has ended whose number is below that of a claim *sent after the first one's answer*: enqueues have their
+ * number before they take a position (enqueue_v1), whoever held a lock had one too, so all of them are below it, and nothing can come
+ * up there any more. (The first claim's own number is no such bound, since its settle may have taken it long before it chose; nor is a
+ * snapshot's xmax, which only counts what has ended.) Looks from `safe` are as frequent as their cost allows, usually every one;
+ * one from the start at most every second for each lane catches what no rule foresaw. What was given back (negative positions) and
+ * priorities without a mark are always looked at from their start.
  */
 export class LaneMarks {
-  private readonly lanes = new Map<string, Map<number, Mark>>();
+  private readonly lanes = new Map<string, LaneState>();
   private safeAfter = 0;
-  private fullAfter = 0;
+  private seen = 0;
 
   constructor(private readonly now: () => number = monotonicMs) {}
 
-  /** How far the next claim should look back. */
-  look(): Look {
+  /** Where the next claim should look in each lane; `wanted` in all of them. */
+  ranges(lanes: readonly Lane[], wanted?: Look): Ranges {
     const now = this.now();
-    return now >= this.fullAfter ? 'full' : now >= this.safeAfter ? 'safe' : 'fast';
-  }
-
-  ranges(lanes: readonly Lane[], look: Look): Ranges {
-    const ranges: Ranges = { lanes: [], fromPriorities: [], fromPositions: [], toPriorities: [] };
-    lanes.forEach((lane, i) => {
+    const ranges: Ranges = {
+      looks: [],
+      ends: [],
+      fromPriorities: [],
+      fromPositions: [],
+      toPriorities: [],
+      after: this.seen,
+    };
+    for (const lane of lanes) {
+      const state = this.lanes.get(keyOf(lane));
+      const look = wanted ?? (now >= (state?.fullAfter ?? 0) ? 'full' : now >= this.safeAfter ? 'safe' : 'fast');
       let [priority, position] = [BEFORE_ALL, 0];
       const add = (to: number): void => {
-        ranges.lanes.push(i + 1);
         ranges.fromPriorities.push(priority);
         ranges.fromPositions.push(position);
         ranges.toPriorities.push(to);
       };
-      const marks = look === 'full' ? [] : [...(this.lanes.get(keyOf(lane)) ?? [])];
+      const marks = look === 'full' || !state ? [] : [...state.marks];
       for (const [next, mark] of marks.sort(([a], [b]) => a - b)) {
         add(next);
-        [priority, position] = [next, mark[look as 'fast' | 'safe']];
+        [priority, position] = [next, look === 'fast' ? mark.fast : mark.safe];
       }
       add(AFTER_ALL);
-    });
+      ranges.looks.push(look);
+      ranges.ends.push(ranges.fromPriorities.length);
+    }
     return ranges;
   }
 
-  saw({ look, lanes, jobs, positions, complete, xmin, xid, us }: Seen): void {
-    this.rest(look, us, jobs.length);
+  saw({ lanes, ranges, jobs, positions, exhausted, xmin, xid, us }: Seen): void {
+    const no = ++this.seen;
+    this.rest(lanes, ranges, us, jobs.length);
     const found = spansOf(jobs, positions);
-    for (const lane of lanes) {
+    lanes.forEach((lane, i) => {
       const key = keyOf(lane);
       const inLane = found.get(key);
-      const marks = this.lanes.get(key) ?? new Map<number, Mark>();
+      const state = this.lanes.get(key);
+      if (!state) return;
+      const { marks } = state;
+      const look = ranges.looks[i];
       for (const [priority, mark] of marks) {
+        if (xid > 0) for (const entry of mark.pending) if (entry.no <= ranges.after) entry.xid ??= xid;
         const at = inLane?.get(priority);
-        // A lane that gave nothing to a claim cut short may not have been looked at to its end.
-        if (look !== 'fast' && (at || complete)) settle(mark, at?.first ?? Infinity, xmin);
+        // A lane that was cut short may hold more than it gave.
+        if (look !== 'fast' && (at || exhausted[i])) settle(mark, at?.first ?? Infinity, xmin);
       }
-      if (!inLane) continue;
-      this.lanes.set(key, marks);
-      for (const [priority, { last }] of inLane) {
+      for (const [priority, { last }] of inLane ?? []) {
         const mark = marks.get(priority) ?? { fast: 0, safe: 0, pending: [] };
         // Last in, last out: what is used stays.
         marks.delete(priority);
@@ -119,28 +140,43 @@ export class LaneMarks {
         // A fast look has not seen what lies between the two marks.
         if (look === 'fast') continue;
         if (mark.pending.length >= MAX_PENDING) mark.pending.pop();
-        mark.pending.push({ taken: last, xid });
+        mark.pending.push({ taken: last, no, xid: undefined });
       }
       for (const priority of marks.keys()) {
         if (marks.size <= MAX_PRIORITIES) break;
         marks.delete(priority);
       }
-    }
+    });
   }
 
-  /** Forgets everything: the connection was lost, and another server may hand out positions again. */
+  /** A claim that ran into a limit of the database, after so long: it is not looked that far back again for a while. */
+  gaveUp(lanes: readonly Lane[], ranges: Ranges, us: number): void {
+    this.rest(lanes, ranges, us, 0);
+  }
+
+  /** Forgets everything: the connection was lost. */
   reset(): void {
     this.lanes.clear();
     this.safeAfter = 0;
-    this.fullAfter = 0;
   }
 
-  private rest(look: Look, us: number, rows: number): void {
-    if (look === 'fast') return;
-    const restMs = (Math.max(0, us - usualUs(rows)) / 1000) * REST;
+  private rest(lanes: readonly Lane[], { looks }: Ranges, us: number, rows: number): void {
     const now = this.now();
-    if (look === 'safe') this.safeAfter = now + restMs;
-    else this.fullAfter = now + Math.max(FULL_EVERY_MS, restMs);
+    const restMs = Math.min(LONGEST_REST_MS, (Math.max(0, us - usualUs(rows)) / 1000) * REST);
+    if (looks.includes('safe') && !looks.includes('full')) this.safeAfter = now + restMs;
+    lanes.forEach((lane, i) => {
+      if (looks[i] !== 'full') return;
+      const key = keyOf(lane);
+      const state = this.lanes.get(key) ?? { marks: new Map<number, Mark>(), fullAfter: 0 };
+      state.fullAfter = now + Math.max(FULL_EVERY_MS, restMs);
+      // The lanes that were not looked at for longest go first.
+      this.lanes.delete(key);
+      this.lanes.set(key, state);
+    });
+    for (const key of this.lanes.keys()) {
+      if (this.lanes.size <= MAX_LANES) break;
+      this.lanes.delete(key);
+    }
   }
 }
 
@@ -174,9 +210,9 @@ function spansOf(jobs: Seen['jobs'], positions: Seen['positions']): Map<string, 
 
 /** Nothing was free below `first` in a snapshot that knows the end of every transaction below `xmin`. */
 function settle(mark: Mark, first: number, xmin: number): void {
-  while (mark.pending[0] && mark.pending[0].xid <= xmin) {
-    const { taken } = mark.pending.shift() as { taken: number };
-    mark.safe = Math.max(mark.safe, Math.min(taken, first - 1));
+  for (let [oldest] = mark.pending; oldest?.xid !== undefined && oldest.xid <= xmin; [oldest] = mark.pending) {
+    mark.safe = Math.max(mark.safe, Math.min(oldest.taken, first - 1));
+    mark.pending.shift();
   }
 }
 

@@ -10,6 +10,9 @@ export const isConflict = (error: unknown): boolean => ['40001', '40P01'].includ
 export const isPartitionMissing = (error: unknown): boolean =>
   codeOf(error) === '23514' && (error as { constraint?: string }).constraint === undefined;
 
+/** The database ended the statement at one of its time limits: the connection is sound, and nothing was written. */
+export const isLimit = (error: unknown): boolean => ['57014', '55P03'].includes(codeOf(error));
+
 /** The schema, a table or a function of ours is not there. */
 export const isSchemaMissing = (error: unknown): boolean => ['3F000', '42P01', '42883'].includes(codeOf(error));
 

@@ -21,7 +21,7 @@ $fn$`;
 
 /**
  * The leases of a worker whose token lies in [p_from, p_to), told in four numbers: a quarter of the time that comparing them takes. `pairs` mixes
- * tokens and jobs, so that sets of leases which differ do not sum up to the same. `stops`: any of them is to be cancelled or paused. Locks nothing.
+ * tokens and jobs: sets of leases that differ hardly ever sum up to the same, and then the next beat, or the deadline, tells. `stops`: any of them is to be cancelled or paused. Locks nothing.
  */
 export const tallySql = (s: string): string => `
 CREATE FUNCTION ${s}.tally_v1(p_worker text, p_from bigint, p_to bigint, OUT leases bigint, OUT tokens text, OUT pairs text, OUT stops boolean)

@@ -22,6 +22,8 @@ export const incarnationSql = (s: string): string[] => [
     UPDATE ${s}.incarnation SET value = v_now WHERE value <> v_now;
     IF NOT FOUND THEN RETURN false; END IF;
     PERFORM setval('${inLiteral(s)}.tokens', nextval('${inLiteral(s)}.tokens') + 1000000);
+    -- And past the positions: claims begin where the last ones ended.
+    PERFORM setval('${inLiteral(s)}.positions', nextval('${inLiteral(s)}.positions') + 1000000);
     RETURN true;
   END $$`,
 ];

@@ -6,12 +6,13 @@
  * are listed.
  *
  * Returns `promoted` (rows), `lanes` [[queue, kind], …], `suspects` (the same, for jobs that must run alone), `next_due_ms` (until
- * the next waiting job is due, null if none).
+ * the next waiting job is due, null if none), `look_us` (what listing the lanes took).
  */
 export const pollSql = (s: string): string => `
 CREATE FUNCTION ${s}.poll_v1(p_kinds text[], p_queues text[], p_limit int, p_look boolean DEFAULT true,
-  OUT promoted int, OUT lanes json, OUT suspects json, OUT next_due_ms bigint)
+  OUT promoted int, OUT lanes json, OUT suspects json, OUT next_due_ms bigint, OUT look_us bigint)
 LANGUAGE plpgsql AS $fn$
+DECLARE v_from timestamptz;
 BEGIN
   WITH c AS MATERIALIZED (
     SELECT ctid AS row_id FROM ${s}.waiting WHERE reason = 'scheduled' AND run_at <= (SELECT clock_timestamp())
@@ -24,8 +25,10 @@ BEGIN
   )
   SELECT count(*) INTO promoted FROM d;
   IF p_look THEN
+    v_from := clock_timestamp();
     lanes := (${lanesSql(s, 'NOT suspect')});
     suspects := (${lanesSql(s, 'suspect')});
+    look_us := round(date_part('epoch', clock_timestamp() - v_from) * 1000000);
   END IF;
   next_due_ms := (SELECT greatest(0, ceil(extract(epoch FROM run_at - clock_timestamp()) * 1000))::bigint
                   FROM ${s}.waiting WHERE reason = 'scheduled' AND run_at < 'infinity' ORDER BY run_at LIMIT 1);

@@ -13,12 +13,12 @@ export const CROWD = 3;
  * Settle: `p_jobs`, `p_tokens` (same length) and `p_results` (a JSON array of that length, or null when no job has a result).
  * Locks the `leases` rows named, in the order given (callers sort by job); `worker_id || ''` keeps the planner on the primary
  * key (left alone it takes the index on worker_id: 23 µs a job instead of 16). `applied` is null when all were applied, else
- * the ids that were, separated by commas: the rest are lost.
+ * the tokens that were, separated by commas: the rest are lost.
  *
  * Claim: at most `p_want` jobs, whatever the plan, only from the lanes named by `p_queues`/`p_kinds`, of each kind at most its
  * `p_limits`, never from a paused queue, highest priority first, then oldest, across lanes; payloads together at most `p_bytes`
- * (the first always fits). Within lane `p_range_lanes[i]` (counted from 1) it looks only at rows after (`p_from_priorities[i]`,
- * `p_from_positions[i]`) and before (`p_to_priorities[i]`, 0), in that order: the caller knows that what lies before holds nothing, and a
+ * (the first always fits). In each lane it looks only at rows after (`p_from_priorities[r]`,
+ * `p_from_positions[r]`) and before (`p_to_priorities[r]`, 0), in that order, of its ranges r, which end with `p_range_ends` of the lane: the caller knows that what lies before holds nothing, and a
  * snapshot that somebody keeps open makes walking over it dear. Without ranges it looks everywhere. The statement that chooses locks the `ready` rows it returns
  * (SKIP LOCKED: no rival waits), the one that takes deletes those by ctid, which cannot change under the lock.
  *
@@ -28,24 +28,26 @@ export const CROWD = 3;
  *
  * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
  * crashes, suspect, place, large], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier;
- * large: the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times. `scan` = 'xmin,xid,µs,cut,fleet': the lowest transaction that ran when
- * the rows were chosen, this one (0 = it took nothing), what choosing took, whether
- * `p_bytes` cut it short, and how many workers are live, counted to three.
+ * large: the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times. `scan` =
+ * 'xmin,xid,µs,cut,fleet,paused,n…': the lowest transaction that ran when the rows were chosen, this one (0 = it has written nothing), what
+ * choosing took, whether `p_bytes` cut it short, how many workers are live (counted to three), whether any of the queues is paused, and how
+ * many rows each lane was asked for.
  */
 export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
   p_claim_no bigint, p_want int, p_queues text[], p_kinds text[], p_limits int[],
-  p_suspects int, p_bytes bigint, p_range_lanes int[] DEFAULT NULL, p_from_priorities int[] DEFAULT NULL,
+  p_suspects int, p_bytes bigint, p_range_ends int[] DEFAULT NULL, p_from_priorities int[] DEFAULT NULL,
   p_from_positions bigint[] DEFAULT NULL, p_to_priorities int[] DEFAULT NULL,
   OUT applied text, OUT jobs text, OUT refused boolean, OUT scan text)
 LANGUAGE plpgsql AS $fn$
 DECLARE
   v_now timestamptz := clock_timestamp();
-  v_ids bigint[];
+  v_tokens bigint[];
   v_rows tid[];
   v_counts int[] := p_limits;
   v_bytes bigint;
   v_fleet int;
+  v_paused boolean;
   v_inline int := 2147483647;
   v_xmin xid8;
 BEGIN
@@ -61,20 +63,21 @@ BEGIN
       SELECT d.job_id, d.token, d.claimed_at, v_now, d.attempt, d.crashes, d.releases, d.snoozes, d.priority, 'completed', 'completed',
         d.worker_id, d.queue, d.kind, d.result FROM d
     )
-    SELECT array_agg(d.job_id) INTO v_ids FROM d;
-    IF coalesce(cardinality(v_ids), 0) < cardinality(p_jobs) THEN applied := coalesce(array_to_string(v_ids, ','), ''); END IF;
+    SELECT array_agg(d.token) INTO v_tokens FROM d;
+    IF coalesce(cardinality(v_tokens), 0) < cardinality(p_jobs) THEN applied := coalesce(array_to_string(v_tokens, ','), ''); END IF;
   END IF;
 
   IF p_want > 0 AND cardinality(p_kinds) > 0 THEN
     SELECT NOT EXISTS (SELECT FROM ${s}.workers WHERE id = p_worker AND state = 'live' AND expires_at > clock_timestamp()),
-           (SELECT count(*) FROM (SELECT FROM ${s}.workers WHERE state = 'live' LIMIT ${CROWD}) x)
-    INTO refused, v_fleet;
+           (SELECT count(*) FROM (SELECT FROM ${s}.workers WHERE state = 'live' LIMIT ${CROWD}) x),
+           EXISTS (SELECT FROM ${s}.queues WHERE name = ANY (p_queues) AND paused)
+    INTO refused, v_fleet, v_paused;
     IF refused OR EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker AND suspect) THEN RETURN; END IF;
 
     IF p_suspects < 2 THEN
-      IF p_range_lanes IS NULL THEN
+      IF p_range_ends IS NULL THEN
         SELECT array_agg(i), array_agg(-32769), array_agg(0::bigint), array_agg(32768)
-        INTO p_range_lanes, p_from_priorities, p_from_positions, p_to_priorities FROM generate_subscripts(p_kinds, 1) AS g(i);
+        INTO p_range_ends, p_from_priorities, p_from_positions, p_to_priorities FROM generate_subscripts(p_kinds, 1) AS g(i);
       END IF;
       v_now := clock_timestamp();
       -- With several lanes: how many of each, so that priority and age hold across them. Looked up without locks; the lanes
@@ -109,7 +112,8 @@ BEGIN
         WHERE f.fits;
       END IF;
       scan := concat(v_xmin, ',', coalesce(pg_current_xact_id_if_assigned(), '0'), ',',
-                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000), ',', (v_bytes > p_bytes)::int, ',', v_fleet);
+                     round(date_part('epoch', clock_timestamp() - v_now) * 1000000), ',', coalesce(v_bytes > p_bytes, false)::int, ',', v_fleet, ',',
+                     v_paused::int, ',', array_to_string(v_counts, ','));
     END IF;
 
     IF v_rows IS NULL AND p_suspects > 0 AND NOT EXISTS (SELECT FROM ${s}.leases WHERE worker_id = p_worker) THEN
@@ -159,12 +163,16 @@ BEGIN
   END IF;
 END $fn$`;
 
+/** The part of a list that belongs to lane `l`. */
+const slice = (list: string): string => `${list}[coalesce(p_range_ends[l.i - 1], 0) + 1 : p_range_ends[l.i]]`;
+
 /** The first rows of lane `l` in its ranges, at most as many as it may give. */
 const laneSql = (s: string, columns: string, lock: string): string => `
-          SELECT x.* FROM unnest(p_range_lanes, p_from_priorities, p_from_positions, p_to_priorities) AS g(i, from_priority, from_position, to_priority)
+          SELECT x.* FROM unnest(${slice('p_from_priorities')}, ${slice('p_from_positions')}, ${slice('p_to_priorities')})
+            AS g(from_priority, from_position, to_priority)
           CROSS JOIN LATERAL (
             SELECT ${columns} FROM ${s}.ready r
             WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
               AND (r.priority, r.position) > (g.from_priority, g.from_position) AND (r.priority, r.position) < (g.to_priority, 0)
             ORDER BY r.priority, r.position LIMIT least(l.n, p_want)${lock}) x
-          WHERE g.i = l.i LIMIT least(l.n, p_want)`;
+          LIMIT least(l.n, p_want)`;
