@@ -1,7 +1,8 @@
 /** Settles completions and claims, in one round trip. Locks the leases named and the ready rows taken; see `step_v1`. */
 export const stepSql = (s: string): string =>
   `SELECT applied, jobs, refused, scan FROM ${s}.step_v1($1, $2::bigint[], $3::bigint[], $4::json, $5::bigint, $6::int, $7::text[],
-    $8::text[], $9::int[], $10::int, $11::bigint, $12::int[], $13::int[], $14::bigint[], $15::int[])`;
+    $8::text[], $9::int[], $10::int, $11::bigint, $12::int[], $13::int[], $14::int[],
+    $15::bigint[], $16::bigint[])`;
 
 /** Takes jobs out of their leases under the fence, waiting for rows that somebody else has locked; see `move_v1`. */
 export const moveSql = (s: string): string => `SELECT * FROM ${s}.move_v1($1::json, false)`;

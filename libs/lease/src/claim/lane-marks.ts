@@ -4,14 +4,18 @@ import type { Lane } from './wake-up';
 /** How far back a claim looks in a lane: from where the last one ended, from where nothing can be any more, or from the start. */
 export type Look = 'fast' | 'safe' | 'full';
 
-/** Where a claim looks within its lanes. Rows after (priority, position) and before (toPriority, 0). */
+/**
+ * Where a claim looks within its lanes: at priorities between two, or, if the two are the same, at positions of that priority between two. All
+ * without the bounds.
+ */
 export interface Ranges {
   looks: Look[];
   /** Of each lane the number of ranges up to its last one. */
   ends: number[];
   fromPriorities: number[];
-  fromPositions: number[];
   toPriorities: number[];
+  fromPositions: string[];
+  toPositions: string[];
   /** What had been seen when the claim was sent; see `Seen`. */
   after: number;
 }
@@ -36,6 +40,8 @@ export interface Seen {
 
 const BEFORE_ALL = -32_769;
 const AFTER_ALL = 32_768;
+const FIRST_POSITION = '-9223372036854775808';
+const LAST_POSITION = '9223372036854775807';
 /** Marks kept for one lane. More priorities in use than this, and the least ones are looked for from the start. */
 const MAX_PRIORITIES = 16;
 const MAX_PENDING = 64;
@@ -89,25 +95,29 @@ export class LaneMarks {
       looks: [],
       ends: [],
       fromPriorities: [],
-      fromPositions: [],
       toPriorities: [],
+      fromPositions: [],
+      toPositions: [],
       after: this.seen,
+    };
+    const add = (fromPriority: number, toPriority: number, fromPosition: string, toPosition: string): void => {
+      ranges.fromPriorities.push(fromPriority);
+      ranges.toPriorities.push(toPriority);
+      ranges.fromPositions.push(fromPosition);
+      ranges.toPositions.push(toPosition);
     };
     for (const lane of lanes) {
       const state = this.lanes.get(keyOf(lane));
       const look = wanted ?? (now >= (state?.fullAfter ?? 0) ? 'full' : now >= this.safeAfter ? 'safe' : 'fast');
-      let [priority, position] = [BEFORE_ALL, 0];
-      const add = (to: number): void => {
-        ranges.fromPriorities.push(priority);
-        ranges.fromPositions.push(position);
-        ranges.toPriorities.push(to);
-      };
       const marks = look === 'full' || !state ? [] : [...state.marks];
-      for (const [next, mark] of marks.sort(([a], [b]) => a - b)) {
-        add(next);
-        [priority, position] = [next, look === 'fast' ? mark.fast : mark.safe];
+      let above = BEFORE_ALL;
+      for (const [priority, mark] of marks.sort(([a], [b]) => a - b)) {
+        add(above, priority, '0', '0');
+        add(priority, priority, FIRST_POSITION, '0');
+        add(priority, priority, String(look === 'fast' ? mark.fast : mark.safe), LAST_POSITION);
+        above = priority;
       }
-      add(AFTER_ALL);
+      add(above, AFTER_ALL, '0', '0');
       ranges.looks.push(look);
       ranges.ends.push(ranges.fromPriorities.length);
     }

@@ -37,8 +37,9 @@ export function claimValues(claim: ClaimRequest | undefined, ranges: Ranges, max
     maxBytes,
     list(ranges.ends),
     list(ranges.fromPriorities),
-    list(ranges.fromPositions),
     list(ranges.toPriorities),
+    list(ranges.fromPositions),
+    list(ranges.toPositions),
   ];
 }
 

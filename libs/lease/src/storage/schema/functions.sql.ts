@@ -41,7 +41,7 @@ export const functionsSql = (s: string): string[] => [
   pin(s, 'move_v1(json, boolean)'),
   pin(
     s,
-    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], bigint[], int[])',
+    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[])',
   ),
   pin(s, 'poll_v1(text[], text[], int, boolean)'),
   pin(s, 'tally_v1(text, bigint, bigint)'),

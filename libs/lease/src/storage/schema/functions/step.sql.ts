@@ -17,8 +17,9 @@ export const CROWD = 3;
  *
  * Claim: at most `p_want` jobs, whatever the plan, only from the lanes named by `p_queues`/`p_kinds`, of each kind at most its
  * `p_limits`, never from a paused queue, highest priority first, then oldest, across lanes; payloads together at most `p_bytes`
- * (the first always fits). In each lane it looks only at rows after (`p_from_priorities[r]`,
- * `p_from_positions[r]`) and before (`p_to_priorities[r]`, 0), in that order, of its ranges r, which end with `p_range_ends` of the lane: the caller knows that what lies before holds nothing, and a
+ * (the first always fits). In each lane it looks only at its ranges r, which end with
+ * `p_range_ends` of the lane, in that order: priorities between `p_from_priorities[r]` and `p_to_priorities[r]`, or, if the two are the same, rows of that
+ * priority at positions between `p_from_positions[r]` and `p_to_positions[r]`, all without the bounds. For the caller knows that what lies before holds nothing, and a
  * snapshot that somebody keeps open makes walking over it dear. Without ranges it looks everywhere. The statement that chooses locks the `ready` rows it returns
  * (SKIP LOCKED: no rival waits), the one that takes deletes those by ctid, which cannot change under the lock.
  *
@@ -37,7 +38,7 @@ export const stepSql = (s: string): string => `
 CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], p_results json,
   p_claim_no bigint, p_want int, p_queues text[], p_kinds text[], p_limits int[],
   p_suspects int, p_bytes bigint, p_range_ends int[] DEFAULT NULL, p_from_priorities int[] DEFAULT NULL,
-  p_from_positions bigint[] DEFAULT NULL, p_to_priorities int[] DEFAULT NULL,
+  p_to_priorities int[] DEFAULT NULL, p_from_positions bigint[] DEFAULT NULL, p_to_positions bigint[] DEFAULT NULL,
   OUT applied text, OUT jobs text, OUT refused boolean, OUT scan text)
 LANGUAGE plpgsql AS $fn$
 DECLARE
@@ -76,8 +77,8 @@ BEGIN
 
     IF p_suspects < 2 THEN
       IF p_range_ends IS NULL THEN
-        SELECT array_agg(i), array_agg(-32769), array_agg(0::bigint), array_agg(32768)
-        INTO p_range_ends, p_from_priorities, p_from_positions, p_to_priorities FROM generate_subscripts(p_kinds, 1) AS g(i);
+        SELECT array_agg(i), array_agg(-32769), array_agg(32768), array_agg(0::bigint), array_agg(0::bigint)
+        INTO p_range_ends, p_from_priorities, p_to_priorities, p_from_positions, p_to_positions FROM generate_subscripts(p_kinds, 1) AS g(i);
       END IF;
       v_now := clock_timestamp();
       -- With several lanes: how many of each, so that priority and age hold across them. Looked up without locks; the lanes
@@ -166,13 +167,20 @@ END $fn$`;
 /** The part of a list that belongs to lane `l`. */
 const slice = (list: string): string => `${list}[coalesce(p_range_ends[l.i - 1], 0) + 1 : p_range_ends[l.i]]`;
 
-/** The first rows of lane `l` in its ranges, at most as many as it may give. */
-const laneSql = (s: string, columns: string, lock: string): string => `
-          SELECT x.* FROM unnest(${slice('p_from_priorities')}, ${slice('p_from_positions')}, ${slice('p_to_priorities')})
-            AS g(from_priority, from_position, to_priority)
+/**
+ * The first rows of lane `l` in its ranges, at most as many as it may give. Bounds as plain conditions on one column after equalities:
+ * before version 18 the server walks on to the end of the lane when a condition on a pair of columns fails in its second.
+ */
+const laneSql = (s: string, columns: string, lock: string): string => {
+  const part = (name: string, where: string): string => `SELECT * FROM (
+              SELECT ${columns} FROM ${s}.ready r WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect AND ${where}
+              ORDER BY r.priority, r.position LIMIT least(l.n, p_want)${lock}) ${name}`;
+  return `
+          SELECT x.* FROM unnest(${['from_priorities', 'to_priorities', 'from_positions', 'to_positions'].map((list) => slice(`p_${list}`)).join(', ')})
+            AS g(from_priority, to_priority, from_position, to_position)
           CROSS JOIN LATERAL (
-            SELECT ${columns} FROM ${s}.ready r
-            WHERE r.queue = l.q AND r.kind = l.k AND NOT r.suspect
-              AND (r.priority, r.position) > (g.from_priority, g.from_position) AND (r.priority, r.position) < (g.to_priority, 0)
-            ORDER BY r.priority, r.position LIMIT least(l.n, p_want)${lock}) x
-          LIMIT least(l.n, p_want)`;
+            ${part('a', 'r.priority > g.from_priority AND r.priority < g.to_priority')}
+            UNION ALL
+            ${part('b', 'r.priority = CASE WHEN g.from_priority = g.to_priority THEN g.from_priority END AND r.position > g.from_position AND r.position < g.to_position')}
+          ) x LIMIT least(l.n, p_want)`;
+};
