@@ -1,11 +1,10 @@
 import { Queue, Worker } from 'bullmq';
 import { Redis } from 'ioredis';
+import { defaultJobOptions, processorOf, producerOf } from './bull.mjs';
 
 const QUEUE = 'bench';
 const NOBODYS_QUEUE = 'nobody';
-const YEAR_MS = 365 * 24 * 3_600_000;
 /** Ended jobs are deleted, as its guide advises for throughput. */
-const defaultJobOptions = { removeOnComplete: true };
 
 const CONCURRENCY = { throughput: 400, async: 200, large: 50, latency: 50 };
 
@@ -46,27 +45,14 @@ export const adapter = {
     const connection = connectionOf(url);
     const queue = new Queue(QUEUE, { connection, defaultJobOptions });
     const other = new Queue(NOBODYS_QUEUE, { connection, defaultJobOptions });
-    const add = (to, payloads, opts) => to.addBulk(payloads.map((data) => ({ name: 'bench', data, opts })));
-    return {
-      one: (payload) => queue.add('bench', payload),
-      bulk: (payloads) => add(queue, payloads),
-      head: async (kind, payloads) => {
-        if (kind === 'paused') await other.pause();
-        await (kind === 'future' ? add(queue, payloads, { delay: YEAR_MS }) : add(other, payloads));
-      },
-      close: () => Promise.all([queue.close(), other.close()]),
-    };
+    return producerOf(queue, other);
   },
 
   async worker(url, { mode }, onJob) {
-    const worker = new Worker(
-      QUEUE,
-      async (job) => {
-        const pending = onJob(job.data.n);
-        if (pending) await pending;
-      },
-      { connection: connectionOf(url), concurrency: CONCURRENCY[mode] },
-    );
+    const worker = new Worker(QUEUE, processorOf(onJob), {
+      connection: connectionOf(url),
+      concurrency: CONCURRENCY[mode],
+    });
     await worker.waitUntilReady();
     return { stop: () => worker.close(true) };
   },

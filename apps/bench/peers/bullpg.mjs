@@ -1,11 +1,10 @@
 import { Queue, Worker, createPostgresBackend, runMigrations } from 'bullmq';
 import pg from 'pg';
 import { count } from './count.mjs';
+import { defaultJobOptions, processorOf, producerOf } from './bull.mjs';
 
 const QUEUE = 'bench';
 const NOBODYS_QUEUE = 'nobody';
-const YEAR_MS = 365 * 24 * 3_600_000;
-const defaultJobOptions = { removeOnComplete: true };
 const POOL = 16;
 
 const CONCURRENCY = { throughput: 16, async: 200, large: 16, latency: 16 };
@@ -39,25 +38,13 @@ export const adapter = {
     const options = { connection: { connectionString: url, max: callers }, defaultJobOptions };
     const queue = new Queue(QUEUE, options, createPostgresBackend);
     const other = new Queue(NOBODYS_QUEUE, options, createPostgresBackend);
-    const add = (to, payloads, opts) => to.addBulk(payloads.map((data) => ({ name: 'bench', data, opts })));
-    return {
-      one: (payload) => queue.add('bench', payload),
-      bulk: (payloads) => add(queue, payloads),
-      head: async (kind, payloads) => {
-        if (kind === 'paused') await other.pause();
-        await (kind === 'future' ? add(queue, payloads, { delay: YEAR_MS }) : add(other, payloads));
-      },
-      close: () => Promise.all([queue.close(), other.close()]),
-    };
+    return producerOf(queue, other);
   },
 
   async worker(url, { mode }, onJob) {
     const worker = new Worker(
       QUEUE,
-      async (job) => {
-        const pending = onJob(job.data.n);
-        if (pending) await pending;
-      },
+      processorOf(onJob),
       { connection: { connectionString: url, max: POOL }, concurrency: CONCURRENCY[mode] },
       createPostgresBackend,
     );
