@@ -81,6 +81,48 @@ export class NotRunningError extends LeaseholdError {
   readonly code = 'NOT_RUNNING';
 }
 
+/** `lease.checkpoint` was given what cannot be stored: no JSON, too large. Nothing was saved; the last checkpoint stands. */
+export class CheckpointError extends LeaseholdError {
+  readonly code = 'INVALID_CHECKPOINT';
+}
+
+/** A command that the job's present state does not allow (R22). Nothing was changed. */
+export class IllegalTransitionError extends LeaseholdError {
+  readonly code = 'ILLEGAL_TRANSITION';
+
+  constructor(
+    readonly jobId: string,
+    readonly command: string,
+    /** The state that it is in. */
+    readonly state: string,
+    why = '',
+  ) {
+    super(`Job ${jobId} is ${state}: ${command} is not possible${why === '' ? '' : ` (${why})`}`);
+  }
+}
+
+/** The job moved each time that it was looked for. Try again. */
+export class JobContendedError extends LeaseholdError {
+  readonly code = 'JOB_CONTENDED';
+
+  constructor(readonly jobId: string) {
+    super(`Job ${jobId} moved five times while it was looked for: try again`);
+  }
+}
+
+/** `jobs.waitFor` ran into its timeout. The job goes on. */
+export class WaitTimeoutError extends LeaseholdError {
+  readonly code = 'WAIT_TIMEOUT';
+
+  constructor(
+    readonly jobId: string,
+    readonly state: string,
+    timeoutMs: number,
+  ) {
+    super(`Job ${jobId} is ${state} after ${timeoutMs} ms`);
+  }
+}
+
 /** Thrown by a handler: this job can never succeed. It is failed at once, whatever attempts are left. */
 export class NonRetryableError extends LeaseholdError {
   readonly code = 'NON_RETRYABLE';

@@ -4,16 +4,36 @@ export type * from './options/lease-options';
 export type { Duration } from './options/duration';
 
 export { JobHandler } from './handlers/job-handler.decorator';
-export type { Handler, HandlerClass, JobHandlerOptions, PayloadOf, ResultOf } from './handlers/handler.types';
+export type { CheckpointFormat, Handler, HandlerClass, JobHandlerOptions, PayloadOf, ResultOf } from './handlers/handler.types';
 export { Lease } from './handlers/lease';
 export { JobInterruptedError, type InterruptionReason } from './claim/interruption';
 
-export { JobsService, type EnqueueItem, type FindJobs, type JobId, type JobPage } from './jobs/jobs.service';
-export type { EnqueueOptions, EnqueueTransaction } from './jobs/enqueue-request';
+export { JobsService, type JobId } from './jobs/jobs.service';
+export type { EnqueueItem, JobTarget } from './jobs/job-enqueue';
+export type { FindJobs, JobFilter, JobPage } from './jobs/job-filter';
+export type { SteerManyOptions, SteerOptions, SteerSummary, Steered } from './jobs/job-steering';
+export type { WaitOptions } from './jobs/job-waiter';
+export type { EnqueueAnswer } from './jobs/enqueuer';
+export type { EnqueueOptions, EnqueueTransaction, KeyMode } from './jobs/enqueue-request';
+export {
+  COMMANDS,
+  EVENTS,
+  type CommandEffect,
+  type JobCommand,
+  type JobEvent,
+  type JobEventRule,
+  placeAfter,
+} from './jobs/transitions';
+export { QueuesService, type QueueInfo, type QueueSettings } from './queues/queues.service';
+export type { TransactionTarget } from './storage/caller-transaction';
+export type { TransactionOptions } from './handlers/lease-tools';
 export {
   JOB_STATES,
   type Job,
   type JobError,
+  type JobLogLine,
+  type JobProgress,
+  type JobSaved,
   type JobRun,
   type JobState,
   type JobStatus,

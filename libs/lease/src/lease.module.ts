@@ -24,7 +24,14 @@ import { handlerMetadata, handlerTypeOf } from './handlers/job-handler.decorator
 import { Runner } from './handlers/runner';
 import { HeartbeatService } from './heartbeat/heartbeat.service';
 import { Enqueuer } from './jobs/enqueuer';
+import { JobEnqueue } from './jobs/job-enqueue';
+import { JobReader } from './jobs/job-reader';
+import { JobSteering } from './jobs/job-steering';
+import { JobWaiter } from './jobs/job-waiter';
 import { JobsService } from './jobs/jobs.service';
+import { FinalFailures } from './handlers/final-failures';
+import { LeaseTools } from './handlers/lease-tools';
+import { QueuesService } from './queues/queues.service';
 import { LeaderCronExplorer } from './leader/leader-cron.explorer';
 import { bindLeader } from './leader/leader-cron.decorator';
 import { LeaderService } from './leader/leader.service';
@@ -35,6 +42,7 @@ import { resolveOptions } from './options/resolve-options';
 import { didYouMean } from './options/suggest';
 import { RescueLoop } from './rescue/rescue-loop';
 import { RescueService } from './rescue/rescue.service';
+import { Saves } from './settle/saves';
 import { SettleService } from './settle/settle.service';
 import { Database } from './storage/database';
 import { MainSession } from './storage/main-session';
@@ -44,6 +52,7 @@ import { WorkersService } from './workers/workers.service';
 /** What users may inject. */
 const PUBLIC: Type<unknown>[] = [
   JobsService,
+  QueuesService,
   ClaimService,
   SettleService,
   HeartbeatService,
@@ -65,6 +74,13 @@ const INTERNAL: Type<unknown>[] = [
   Runner,
   HandlerRegistry,
   Enqueuer,
+  JobEnqueue,
+  JobReader,
+  JobSteering,
+  JobWaiter,
+  Saves,
+  LeaseTools,
+  FinalFailures,
   LeaderCronExplorer,
   MaintenanceService,
   RescueLoop,

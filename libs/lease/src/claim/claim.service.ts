@@ -1,5 +1,6 @@
 import { Injectable } from '@nestjs/common';
 import { InvalidOptionError, NotRunningError } from '../errors';
+import { HandlerRegistry } from '../handlers/handler-registry';
 import { RESCUE_TEXT } from '../rescue/rescue.service';
 import { Database } from '../storage/database';
 import { WorkersService } from '../workers/workers.service';
@@ -36,6 +37,7 @@ export class ClaimService implements LeaseWatcher {
     private readonly held: HeldLeases,
     private readonly workers: WorkersService,
     private readonly database: Database,
+    private readonly registry: HandlerRegistry,
   ) {}
 
   /**
@@ -63,6 +65,7 @@ export class ClaimService implements LeaseWatcher {
       want: limit,
       lanes,
       limits: lanes.map(() => limit),
+      fleet: lanes.map(([, kind]) => this.registry.get(kind)?.fleetConcurrency ?? null),
       suspects: this.held.size === 0 ? 1 : 0,
     });
     if (!reply.ok) {

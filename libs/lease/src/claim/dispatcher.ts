@@ -1,7 +1,7 @@
 import { Injectable } from '@nestjs/common';
-import { LeaseEvents } from '../events/lease-events';
+import { LeaseEvents, jobRef } from '../events/lease-events';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
-import { Runner, ref } from '../handlers/runner';
+import { Runner } from '../handlers/runner';
 import { ResolvedOptions } from '../options/lease-options';
 import { monotonicMs } from '../storage/delays';
 import { type ClaimReply, type ClaimRequest, type Claimer, Exchange } from './exchange';
@@ -22,6 +22,7 @@ const MIN_SECOND_CLAIM = 200;
 @Injectable()
 export class Dispatcher implements Claimer {
   private slots = new Slots(new Map(), 0, 0);
+  private fleetLimits = new Map<string, number>();
   private workerId: string | undefined;
   private accepting = false;
   private housekeeping: NodeJS.Timeout | undefined;
@@ -49,12 +50,18 @@ export class Dispatcher implements Claimer {
     return this.running.size;
   }
 
-  /** Begins (or after a fence: goes on) to claim for this worker. `onRefused`: the database holds the worker for dead. */
-  open(workerId: string, limits: Map<string, number>, onRefused: () => void): void {
+  /** Begins (or after a fence: goes on) to claim for this worker, by the kinds' limits here and in the whole fleet. `onRefused`: the database holds the worker for dead. */
+  open(
+    workerId: string,
+    limits: Map<string, number>,
+    fleetLimits: Map<string, number>,
+    onRefused: () => void,
+  ): void {
     const first = this.workerId === undefined;
     this.workerId = workerId;
     this.accepting = true;
     this.onRefused = onRefused;
+    this.fleetLimits = fleetLimits;
     if (first) {
       const { concurrency, buffer } = this.options;
       this.slots = new Slots(limits, concurrency, buffer.max);
@@ -101,7 +108,8 @@ export class Dispatcher implements Claimer {
     const want = Math.min(this.slots.roomInAll(), ofKinds, MAX_CLAIM);
     if (lanes.length === 0 || want < (this.asked.size > 0 ? MIN_SECOND_CLAIM : 1)) return undefined;
     const limits = lanes.map(([, kind]) => Math.min(want, this.slots.room(kind)));
-    const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, suspects };
+    const fleet = lanes.map(([, kind]) => this.fleetLimits.get(kind) ?? null);
+    const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, fleet, suspects };
     this.asked.set(request, this.lanes.heardOf);
     this.slots.expect(request, 1);
     return request;
@@ -129,7 +137,7 @@ export class Dispatcher implements Claimer {
     this.lanes.empty(suspects === 2 ? lanes : reply.empty, heardOf, suspects, leases.length > 0);
     const announce = this.events.wants('job.claimed');
     for (const held of leases) {
-      if (announce) this.events.emit({ type: 'job.claimed', ...ref(held.job) });
+      if (announce) this.events.emit({ type: 'job.claimed', ...jobRef(held.job) });
       if (!this.slots.put(held)) void this.exchange.settle(held.job, { event: 'giveback' });
     }
     if (!this.accepting) this.giveBack(Infinity);

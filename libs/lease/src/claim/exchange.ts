@@ -2,17 +2,19 @@ import { Injectable, Logger } from '@nestjs/common';
 import type { JobError } from '../jobs/job.types';
 import { ResolvedOptions } from '../options/lease-options';
 import type { Answer, Move, MoveRow, Outcome } from '../settle/outcome';
+import { LeaseEvents, jobRef } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
 import { errorText, isContentError, isLimit } from '../storage/sql-errors';
 import { CROWD } from '../storage/schema/functions/step.sql';
-import { moveSql, payloadsSql, recordedSql, stepSql } from './exchange.sql';
+import { moveSql, recordedSql, stepSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Ranges } from './lane-marks';
 import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
-import { type StepRow, claimValues, list, readScan, settleValues } from './step-values';
-import type { Lane } from './wake-up';
+import { type StepRow, claimValues, readScan, settleValues } from './step-values';
+import { readUnread } from './unread';
+import { type Lane, WakeUp } from './wake-up';
 
 /** What a claim asks for. `limits[i]` bounds the kind of `lanes[i]`. */
 export interface ClaimRequest {
@@ -20,6 +22,8 @@ export interface ClaimRequest {
   want: number;
   lanes: Lane[];
   limits: number[];
+  /** Of each lane how many jobs of its kind may run in the whole fleet; null: any number. */
+  fleet?: (number | null)[];
   /** 0 = take no suspect, 1 = take one if nothing else is to be had, 2 = take nothing else. */
   suspects: 0 | 1 | 2;
 }
@@ -53,7 +57,12 @@ const CONNECTIONS = 2;
 const MAX_BATCH = 1000;
 const UNREAD_PAUSE_MS = 200;
 const APPLIED: Answer = { applied: true, place: 'completed' };
+const FINISHED = ['completed', 'failed', 'cancelled'];
 const REFUSED: Answer = { applied: false };
+
+type Moved = Pick<MoveRow, 'place' | 'reason'>;
+const COMPLETED: Moved = { place: 'completed', reason: null };
+const answerOf = ({ place, reason }: Moved): Answer => ({ applied: true, place, ...(reason === null ? {} : { reason }) });
 
 /**
  * All traffic about running jobs: outcomes and claims share round trips. Outcomes that arrive while one flush is on the wire go out
@@ -75,6 +84,8 @@ export class Exchange {
   private readonly stopping = new AbortController();
   private idleWaiters: (() => void)[] = [];
   private readonly marks = new LaneMarks();
+  /** Lanes under a limit of the fleet, as the last claim saw it: a job that ends in one makes room for others. */
+  private readonly capped = new Set<string>();
   /** Claims on the wire at once, at most. */
   private maxClaims = CONNECTIONS;
 
@@ -82,6 +93,8 @@ export class Exchange {
     private readonly database: Database,
     private readonly held: HeldLeases,
     private readonly options: ResolvedOptions,
+    private readonly wakeUp: WakeUp,
+    private readonly events: LeaseEvents,
   ) {}
 
   setClaimer(claimer: Claimer | undefined): void {
@@ -100,6 +113,12 @@ export class Exchange {
     if (lease) lease.settling = true;
     this.pending.push({ job, lease, outcome, repeat: false, refusals: 0, answered });
     this.wake();
+  }
+
+  /** A job whose outcome somebody else has written: in a transaction of the handler's. */
+  settledElsewhere(lease: HeldLease): void {
+    this.wakeUp.ended(lease.job.id);
+    this.release(lease);
   }
 
   /** Looks whether something can be sent, on the next turn of the loop: what happens in this turn goes together. */
@@ -218,11 +237,11 @@ export class Exchange {
       const claimed = parseClaim(row?.jobs ?? null, workerId, sentAtMs);
       let leases = claimed.jobs.map((job) => this.held.add(job));
       const applied = row?.applied == null ? undefined : new Set(row.applied.split(','));
-      await this.answer(completions, ({ job }) => (applied && !applied.has(job.token) ? undefined : 'completed'));
+      await this.answer(completions, ({ job }) => (applied && !applied.has(job.token) ? undefined : COMPLETED));
       if (row?.refused) return { ok: false, refused: true };
-      if (claimed.large.length > 0 && !(await this.readPayloads(claimed))) {
+      const missing = await this.readRest(claimed);
+      if (missing.size > 0) {
         this.pausedUntil = monotonicMs() + UNREAD_PAUSE_MS;
-        const missing = new Set(claimed.large.map(({ key }) => key));
         for (const { job } of leases) if (missing.has(job.key)) void this.settle(job, { event: 'giveback' });
         leases = leases.filter(({ job }) => !missing.has(job.key));
       }
@@ -242,27 +261,27 @@ export class Exchange {
     }
   }
 
-  /** @returns false if they could not be read; those jobs then go back, uncharged */
-  private async readPayloads({ large }: Claimed): Promise<boolean> {
+  /** @returns keys of the jobs that could not be read as a whole; they go back, uncharged */
+  private async readRest(claimed: Claimed): Promise<Set<string>> {
+    const { large, saved } = claimed;
+    if (large.length === 0 && saved.length === 0) return new Set();
     try {
-      const rows = await this.database.query<{ id: string; payload: unknown }>(
-        payloadsSql(this.database.schema.quoted),
-        [list(large.map(({ id }) => id))],
-        { name: 'leasehold_payloads' },
-      );
-      const payloads = new Map(rows.map(({ id, payload }) => [id, payload]));
-      for (const job of large) job.payload = payloads.get(job.id);
-      return large.every(({ id }) => payloads.has(id));
+      return await readUnread(this.database, claimed);
     } catch (error) {
-      this.trouble.warn('payloads', `Could not read the payloads of ${large.length} claimed jobs: ${errorText(error)}`);
-      return false;
+      const keys = new Set([...large, ...saved].map(({ key }) => key));
+      this.trouble.warn('payloads', `Could not read ${keys.size} claimed jobs: ${errorText(error)}`);
+      return keys;
     }
   }
 
   /** Moves the marks. @returns lanes that held nothing else */
   private learn(claim: ClaimRequest, { jobs, positions }: Claimed, ranges: Ranges, text: string): Lane[] {
     const { lanes } = claim;
-    const { fleet, empty, ...scan } = readScan(text, claim, jobs);
+    const { fleet, empty, capped, ...scan } = readScan(text, claim, jobs);
+    for (const lane of lanes) {
+      if (capped) this.capped.add(laneKey(lane));
+      else if (this.capped.size > 0) this.capped.delete(laneKey(lane));
+    }
     this.maxClaims = fleet >= CROWD ? 1 : CONNECTIONS;
     // A suspect comes alone, and has no mark.
     this.marks.saw({ lanes, ranges, jobs: jobs[0]?.suspect ? [] : jobs, positions, ...scan });
@@ -275,19 +294,19 @@ export class Exchange {
         JSON.stringify(batch.map(toMove)),
       ]);
       this.failures = 0;
-      const places = new Map(rows.map((row) => [`${row.job_id}:${row.token}`, row.place]));
-      await this.answer(batch, ({ job }) => places.get(job.key));
+      const moved = new Map(rows.map((row) => [`${row.job_id}:${row.token}`, row]));
+      await this.answer(batch, ({ job }) => moved.get(job.key));
     } catch (error) {
       await this.failed(batch, error);
     }
   }
 
   /** Gives each outcome its answer. One that was sent before and now moved nothing is looked for before it counts as lost. */
-  private async answer(batch: Pending[], placeOf: (pending: Pending) => string | undefined): Promise<void> {
+  private async answer(batch: Pending[], moveOf: (pending: Pending) => Moved | undefined): Promise<void> {
     const missed: Pending[] = [];
     for (const pending of batch) {
-      const place = placeOf(pending);
-      if (place !== undefined) this.resolve(pending, place === 'completed' ? APPLIED : { applied: true, place });
+      const moved = moveOf(pending);
+      if (moved) this.resolve(pending, moved.place === 'completed' ? APPLIED : answerOf(moved));
       else if (pending.repeat) missed.push(pending);
       else this.resolve(pending, REFUSED);
     }
@@ -308,8 +327,16 @@ export class Exchange {
   }
 
   private resolve({ job, lease, outcome, answered }: Pending, answer: Answer): void {
-    if (lease) this.held.remove(lease);
+    if (lease) this.release(lease);
+    if (answer.place !== undefined && FINISHED.includes(answer.place)) this.wakeUp.ended(job.id);
+    if (answer.place === 'failed') this.events.emit(finalFailure(job, answer.reason ?? ''));
     answered(job, outcome, answer);
+  }
+
+  private release(lease: HeldLease): void {
+    const { queue, kind } = lease.job;
+    this.held.remove(lease);
+    if (this.capped.has(laneKey([queue, kind]))) this.wakeUp.notify([[queue, kind]]);
   }
 
   /** Nothing is ever dropped: bad content is narrowed down to its row, everything else is sent again after a pause. */
@@ -358,6 +385,11 @@ const toMove = ({ job, outcome }: Pending): Move => ({
   worker: job.workerId,
   ...(outcome.event === 'complete' ? { event: 'complete' } : outcome),
 });
+
+const finalFailure = (job: LeasedJob, reason: string) =>
+  ({ type: 'job.finally-failed', reason, ...jobRef(job) }) as const;
+
+const laneKey = ([queue, kind]: Lane): string => `${queue}\0${kind}`;
 
 /** Numeric order of decimal text without leading zeros. */
 const compareIds = (a: string, b: string): number => a.length - b.length || (a < b ? -1 : a > b ? 1 : 0);

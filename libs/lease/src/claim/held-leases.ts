@@ -23,12 +23,26 @@ export class HeldLease {
   private timer: NodeJS.Timeout | undefined;
   private watcher: LeaseWatcher | undefined;
   private deadlinePassed = false;
+  /** The deadline on this process's monotonic clock; null = none. */
+  private endsAtMs: number | null;
+  /** Its job is completed in a transaction of the handler's, which has not committed yet. */
+  completing = false;
+  /** Its job was completed in a transaction of the handler's, which has committed. */
+  settled = false;
   /** An outcome is on its way: "gone" is then no news. */
   settling = false;
+  /** It has saved something; what it saved last may still be on its way. */
+  saving = false;
   /** No longer ours; whatever is written for it is refused. */
   lost = false;
 
-  constructor(readonly job: LeasedJob) {}
+  constructor(readonly job: LeasedJob) {
+    this.endsAtMs = job.deadlineMs === null ? null : job.claimedAtMs + job.deadlineMs;
+    this.deadlineAt = job.deadlineAt;
+  }
+
+  /** By the database's clock. */
+  deadlineAt: Date | null;
 
   get signal(): AbortSignal {
     if (!this.controller) {
@@ -49,8 +63,19 @@ export class HeldLease {
 
   /** Milliseconds to the deadline on this process's monotonic clock; Infinity if there is none. */
   get remainingMs(): number {
-    const { deadlineMs, claimedAtMs } = this.job;
-    return deadlineMs === null ? Infinity : Math.max(0, claimedAtMs + deadlineMs - monotonicMs());
+    return this.endsAtMs === null ? Infinity : Math.max(0, this.endsAtMs - monotonicMs());
+  }
+
+  /** The database has moved the deadline to `leftMs` after `sentAtMs`, or later. */
+  extended(sentAtMs: number, leftMs: number): void {
+    if (this.endsAtMs === null) return;
+    const laterMs = sentAtMs + leftMs - this.endsAtMs;
+    if (laterMs <= 0) return;
+    this.endsAtMs += laterMs;
+    if (this.deadlineAt) this.deadlineAt = new Date(this.deadlineAt.getTime() + laterMs);
+    if (this.timer) clearTimeout(this.timer);
+    this.timer = undefined;
+    this.armDeadline();
   }
 
   interrupt(reason: InterruptionReason, detail?: string): void {
@@ -69,7 +94,7 @@ export class HeldLease {
 
   /** Most jobs end long before: a timer for each would cost more than claiming it. */
   armDeadline(): void {
-    if (!this.watcher || this.timer || this.deadlinePassed || this.job.deadlineMs === null) return;
+    if (!this.watcher || this.timer || this.deadlinePassed || this.endsAtMs === null) return;
     const remaining = this.remainingMs;
     if (remaining <= 0) return this.passDeadline();
     if (remaining > TIMER_AHEAD_MS) return;
@@ -78,6 +103,13 @@ export class HeldLease {
       this.armDeadline();
     }, Math.ceil(remaining));
     this.timer.unref();
+  }
+
+  /** Its completion was rolled back: it is still to be settled, and by its deadline if that has passed meanwhile. */
+  reopen(): void {
+    this.completing = false;
+    this.settling = false;
+    if (this.deadlinePassed) this.watcher?.deadlinePassed(this);
   }
 
   private passDeadline(): void {

@@ -2,6 +2,8 @@ import type { Job } from '../jobs/job.types';
 
 /** A job under a lease of this process, as claimed. `key` = `id:token` is unique for ever. */
 export interface LeasedJob<P = unknown> extends Job<P> {
+  /** Of the stored checkpoint's format; 0: there is none. */
+  readonly checkpointVersion: number;
   readonly key: string;
   /** The fence: a bigint as decimal text. Every write about the running job names it. */
   readonly token: string;
@@ -29,7 +31,7 @@ type Row = [
   crashes: number,
   suspect: 0 | 1,
   place: number,
-  large: 0 | 1,
+  unread: 0 | 1 | 2 | 3,
 ];
 
 /** The jobs of one claim, the first to run first, and where each stood in its lane (below zero: given back). */
@@ -38,6 +40,8 @@ export interface Claimed {
   positions: number[];
   /** Those of them whose payloads are still to be read. */
   large: Mutable<LeasedJob>[];
+  /** Those of them that may have a checkpoint, still to be read. */
+  saved: Mutable<LeasedJob>[];
 }
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
@@ -50,7 +54,8 @@ export function parseClaim(text: string | null, workerId: string, sentAtMs: numb
   const jobs: LeasedJob[] = [];
   const positions: number[] = [];
   const large: Mutable<LeasedJob>[] = [];
-  if (text === null) return { jobs, positions, large };
+  const saved: Mutable<LeasedJob>[] = [];
+  if (text === null) return { jobs, positions, large, saved };
   const [claimedAt, ...rows] = JSON.parse(text) as [number, ...Row[]];
   rows.sort((a, b) => a[4] - b[4] || a[12] - b[12]);
   for (const row of rows) {
@@ -75,10 +80,13 @@ export function parseClaim(text: string | null, workerId: string, sentAtMs: numb
       crashes: row[10],
       suspect: row[11] === 1,
       claimedAtMs: sentAtMs,
+      checkpoint: null,
+      checkpointVersion: 0,
     };
     jobs.push(job);
     positions.push(row[12]);
-    if (row[13] === 1) large.push(job);
+    if ((row[13] & 1) !== 0) large.push(job);
+    if ((row[13] & 2) !== 0) saved.push(job);
   }
-  return { jobs, positions, large };
+  return { jobs, positions, large, saved };
 }

@@ -40,6 +40,7 @@ export function claimValues(claim: ClaimRequest | undefined, ranges: Ranges, max
     list(ranges.toPriorities),
     list(ranges.fromPositions),
     list(ranges.toPositions),
+    claim?.fleet?.some((limit) => limit !== null) ? list(claim.fleet.map((limit) => limit ?? 'NULL')) : null,
   ];
 }
 
@@ -52,12 +53,14 @@ export interface Scan {
   fleet: number;
   /** Of each lane: nothing more was free in it when the rows were chosen. */
   exhausted: boolean[];
+  /** A limit of the fleet applied to some of the lanes. */
+  capped: boolean;
   /** Lanes that are not worth another claim until something is heard of them. */
   empty: Lane[];
 }
 
 export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jobs: readonly LeasedJob[]): Scan {
-  const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0, paused = 0, ...counts] = text.split(',').map(Number);
+  const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0, paused = 0, capped = 0, ...counts] = text.split(',').map(Number);
   const gave = new Map<string, number>();
   for (const { queue, kind, suspect } of jobs) {
     if (!suspect) gave.set(`${queue}\0${kind}`, (gave.get(`${queue}\0${kind}`) ?? 0) + 1);
@@ -75,6 +78,8 @@ export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jo
     cut === 0 &&
     counts.reduce((sum, count) => sum + count, 0) < want &&
     lanes.every(([, kind], i) => (ofKind.get(kind) ?? 0) < (limits[i] ?? 0));
+  // Everything that the limits left was taken: more is to be had when a place is given back, or by the next poll.
+  const rest = capped === 1 && cut === 0 && jobs.length < want;
   return {
     xmin,
     xid,
@@ -82,6 +87,7 @@ export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jo
     fleet,
     // A paused queue gives nothing, whatever it holds.
     exhausted: dry.map((is) => is && paused === 0),
-    empty: lanes.filter((_, i) => all || dry[i]),
+    capped: capped === 1,
+    empty: lanes.filter((_, i) => all || rest || dry[i]),
   };
 }

@@ -14,12 +14,23 @@ interface JobRef {
   attempt: number;
 }
 
+export const jobRef = (job: Omit<JobRef, 'jobId'> & { id: string }): JobRef => ({
+  jobId: job.id,
+  kind: job.kind,
+  queue: job.queue,
+  workerId: job.workerId,
+  token: job.token,
+  attempt: job.attempt,
+});
+
 export type LeaseEvent =
   | ({ type: 'job.claimed' } & JobRef)
   | ({ type: 'job.started' } & JobRef)
   | ({ type: 'job.completed' } & JobRef)
   /** The handler reported an error. `place`: where the job went, `failed` = for good. */
   | ({ type: 'job.failed'; place: string; message: string } & JobRef)
+  /** The job has failed for good, whatever the cause: an error, a spent budget, a lost worker. `reason` as it stands in the database. */
+  | ({ type: 'job.finally-failed'; reason: string } & JobRef)
   | ({ type: 'job.snoozed' } & JobRef)
   | ({ type: 'job.stopped'; place: string } & JobRef)
   | ({ type: 'job.released' } & JobRef)
@@ -28,6 +39,8 @@ export type LeaseEvent =
   | ({ type: 'job.refused'; outcome: string } & JobRef)
   /** This process took a lease from a worker that no longer deserved it. */
   | ({ type: 'job.rescued'; cause: RescueCause; place: string; message: string } & JobRef)
+  /** Somebody in this process gave a job a command (R22). `to`: its state, or 'deleted'; a running one that was asked to stop is still running. */
+  | { type: 'job.steered'; command: string; jobId: string; from: string; to: string }
   | { type: 'worker.registered'; workerId: string }
   /** No beat reached the database in time, or the worker was declared dead: its jobs are aborted, it registers anew. */
   | { type: 'worker.fenced'; workerId: string; message: string }
@@ -48,9 +61,11 @@ const LEVELS: Record<LeaseEvent['type'], Level> = {
   'job.stopped': 'log',
   'job.released': 'log',
   'job.failed': 'warn',
+  'job.finally-failed': 'warn',
   'job.interrupted': 'warn',
   'job.refused': 'warn',
   'job.rescued': 'warn',
+  'job.steered': 'log',
   'worker.registered': 'log',
   'worker.draining': 'log',
   'worker.stopped': 'log',
@@ -64,18 +79,25 @@ const LEVELS: Record<LeaseEvent['type'], Level> = {
 @Injectable()
 export class LeaseEvents {
   private readonly subject = new Subject<LeaseEvent>();
+  private readonly watchers = new Map<LeaseEvent['type'], ((event: never) => void)[]>();
   private readonly logger = new Logger('Leasehold');
   /** A subscriber that throws must not take a job down with it; rxjs reports it as an uncaught error on a later tick. */
   readonly stream: Observable<LeaseEvent> = this.subject.asObservable();
 
+  /** Calls back for events of one type, without asking for all others as a subscription to the stream does. */
+  on<T extends LeaseEvent['type']>(type: T, watcher: (event: LeaseEvent & { type: T }) => void): void {
+    this.watchers.set(type, [...(this.watchers.get(type) ?? []), watcher]);
+  }
+
   /** Whether anybody would see an event of this type. Lets hot paths skip making it. */
   wants(type: LeaseEvent['type']): boolean {
-    return this.subject.observed || Logger.isLevelEnabled(LEVELS[type]);
+    return this.subject.observed || this.watchers.has(type) || Logger.isLevelEnabled(LEVELS[type]);
   }
 
   emit(event: LeaseEvent): void {
     const level = LEVELS[event.type];
     if (Logger.isLevelEnabled(level)) this.logger[level](line(event));
+    for (const watcher of this.watchers.get(event.type) ?? []) watcher(event as never);
     this.subject.next(event);
   }
 

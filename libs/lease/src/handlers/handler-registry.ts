@@ -6,7 +6,7 @@ import { type ResolvedBudget, ResolvedOptions } from '../options/lease-options';
 import { resolveBudget, validateHandlerOptions } from '../options/resolve-options';
 import { didYouMean } from '../options/suggest';
 import { isName } from '../options/validators';
-import type { Handler, HandlerClass } from './handler.types';
+import type { CheckpointFormat, Handler, HandlerClass } from './handler.types';
 import { handlerMetadata, handlerTypeOf } from './job-handler.decorator';
 
 /** A kind that this application knows: how its jobs are enqueued and, if its class is provided, run. */
@@ -16,6 +16,11 @@ export interface HandlerDefinition {
   queue: string;
   concurrency: number;
   priority: number;
+  fleetConcurrency: number | undefined;
+  concurrencyPerKey: number;
+  concurrencyKey: ((payload: never) => string | undefined) | undefined;
+  chargeLost: boolean;
+  checkpoint: CheckpointFormat;
   budget: ResolvedBudget;
   /** Whether a deadline was set for the kind itself; else a queue's own outranks the module's. */
   ownDeadline: boolean;
@@ -90,7 +95,7 @@ export class HandlerRegistry {
 
   private define(type: Type<Handler>, wrapper: InstanceWrapper | undefined): HandlerDefinition | undefined {
     const metadata = handlerMetadata(type);
-    const { payload, instance = 'default', ...decorated } = metadata?.options ?? {};
+    const { payload, instance = 'default', concurrencyKey, checkpoint = { version: 1 }, ...decorated } = metadata?.options ?? {};
     if (!metadata || instance !== this.options.name) return undefined;
     const { kind } = metadata;
     const where = `@JobHandler(${JSON.stringify(kind)}) on ${type.name}`;
@@ -98,6 +103,12 @@ export class HandlerRegistry {
       throw new LeaseSetupError(`${where}: the kind must be text of 1 to 200 bytes without NUL or lone surrogates`);
     if (typeof (type.prototype as Partial<Handler>).handle !== 'function') {
       throw new LeaseSetupError(`${where}: the class has no method handle(job, lease)`);
+    }
+    if (concurrencyKey !== undefined && typeof concurrencyKey !== 'function') {
+      throw new LeaseSetupError(`${where}: concurrencyKey must be a function of the payload that returns text`);
+    }
+    if (!Number.isInteger(checkpoint.version) || checkpoint.version < 1 || checkpoint.version > 2_147_483_647) {
+      throw new LeaseSetupError(`${where}: checkpoint.version must be a whole number from 1`);
     }
     let singleton: Handler | undefined;
     const own = { ...validateHandlerOptions(decorated, where), ...this.options.handlers[kind] };
@@ -107,7 +118,12 @@ export class HandlerRegistry {
       queue: own.queue ?? 'default',
       concurrency: own.concurrency ?? 10,
       priority: own.priority ?? 0,
-      budget: resolveBudget(own, where, this.options.budget),
+      fleetConcurrency: own.fleetConcurrency,
+      concurrencyPerKey: own.concurrencyPerKey ?? 1,
+      concurrencyKey,
+      chargeLost: own.onLost === 'charge',
+      checkpoint,
+      budget: resolveBudget(own, where, this.options.budget, true),
       ownDeadline: own.deadline !== undefined,
       payload,
       get singleton() {

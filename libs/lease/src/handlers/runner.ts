@@ -3,16 +3,18 @@ import type { HeldLease, LeaseWatcher } from '../claim/held-leases';
 import type { InterruptionReason } from '../claim/interruption';
 import { Exchange } from '../claim/exchange';
 import type { LeasedJob } from '../claim/leased-job';
-import { InvalidJobError, NonRetryableError, SnoozeError } from '../errors';
-import { LeaseEvents, type LeaseEvent } from '../events/lease-events';
-import { HeartbeatService } from '../heartbeat/heartbeat.service';
-import { ResolvedOptions } from '../options/lease-options';
+import { InvalidJobError, MAX_DELAY_MS, NonRetryableError, SnoozeError } from '../errors';
+import { LeaseEvents, type LeaseEvent, jobRef as ref } from '../events/lease-events';
+import { parseDuration } from '../options/duration';
+import { type BackoffFunction, ResolvedOptions } from '../options/lease-options';
 import { RESCUE_TEXT } from '../rescue/rescue.service';
 import { describeError } from '../settle/describe-error';
 import { encodeResult } from '../settle/encode-result';
 import type { Answer, Outcome } from '../settle/outcome';
-import { HandlerRegistry } from './handler-registry';
+import { checkpointFor } from './checkpoint';
+import { type HandlerDefinition, HandlerRegistry } from './handler-registry';
 import { Lease } from './lease';
+import { LeaseTools } from './lease-tools';
 import { validatePayload } from './validate-payload';
 
 /** Runs one leased job in its handler and reports what became of it. */
@@ -21,7 +23,7 @@ export class Runner implements LeaseWatcher {
   constructor(
     private readonly registry: HandlerRegistry,
     private readonly exchange: Exchange,
-    private readonly heartbeat: HeartbeatService,
+    private readonly tools: LeaseTools,
     private readonly events: LeaseEvents,
     private readonly options: ResolvedOptions,
   ) {}
@@ -35,22 +37,33 @@ export class Runner implements LeaseWatcher {
     held.watch(this);
     if (held.settling) return onEnd(held); // Its deadline passed while it stood in the buffer: no run.
     if (this.events.wants('job.started')) this.events.emit({ type: 'job.started', ...ref(job) });
+    const definition = this.registry.get(job.kind);
     let outcome: Outcome;
     try {
-      const definition = this.registry.get(job.kind);
       if (!definition) throw new Error(`no handler of kind '${job.kind}' in this process`);
       const payload = definition.payload
         ? await validatePayload(definition.payload, job.payload, `Job ${job.id} (${job.kind})`)
         : job.payload;
+      const checkpoint = job.checkpointVersion === 0 ? null : checkpointFor(job, definition.checkpoint);
       const handler = definition.singleton ?? (await definition.instance());
-      const result = await handler.handle({ ...job, payload }, new Lease(held, this.heartbeat));
+      const lease = new Lease(held, this.tools, definition.checkpoint.version);
+      const result = await handler.handle({ ...job, payload, checkpoint }, lease);
       outcome = result === undefined ? COMPLETED : outcomeOfResult(result, this.options.resultMaxBytes);
     } catch (error) {
-      outcome = outcomeOfError(error, held);
+      outcome = outcomeOfError(error, held, definition);
     }
+    // What it said last of its progress could not be written after its outcome.
+    if (held.saving) await this.tools.saves.flush(held);
+    if (held.settled) return this.settledByItself(held, onEnd);
     // Already settled by its deadline: whatever the handler says now is late.
     if (held.settling) this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });
     else this.exchange.post(job, outcome, this.announce, held);
+    onEnd(held);
+  }
+
+  private settledByItself(held: HeldLease, onEnd: (held: HeldLease) => void): void {
+    this.exchange.settledElsewhere(held);
+    if (this.events.wants('job.completed')) this.events.emit({ type: 'job.completed', ...ref(held.job) });
     onEnd(held);
   }
 
@@ -81,7 +94,7 @@ function outcomeOfResult(result: unknown, maxBytes: number): Outcome {
 }
 
 /** Anything thrown after the abort counts as stopping for its reason. */
-function outcomeOfError(error: unknown, held: HeldLease): Outcome {
+function outcomeOfError(error: unknown, held: HeldLease, definition: HandlerDefinition | undefined): Outcome {
   switch (held.interrupted) {
     case 'cancelled':
     case 'paused':
@@ -97,7 +110,19 @@ function outcomeOfError(error: unknown, held: HeldLease): Outcome {
   if (error instanceof SnoozeError) return { event: 'snooze', delayMs: Math.round(error.delayMs) };
   if (error instanceof NonRetryableError || error instanceof InvalidJobError)
     return { event: 'fatal', error: describeError(error) };
-  return { event: 'fail', error: describeError(error) };
+  const delayMs = delayOf(definition?.budget.backoff.of, held.job.attempt, error);
+  return { event: 'fail', error: describeError(error), ...(delayMs === undefined ? {} : { delayMs }) };
+}
+
+/** What the kind's own function says; nothing that it does may keep the failure from being recorded. */
+function delayOf(backoff: BackoffFunction | undefined, attempt: number, error: unknown): number | undefined {
+  if (!backoff) return undefined;
+  try {
+    const ms = parseDuration(backoff(attempt, error));
+    return ms === undefined ? undefined : Math.min(ms, MAX_DELAY_MS);
+  } catch {
+    return undefined;
+  }
 }
 
 function eventOf(job: LeasedJob, outcome: Outcome, { applied, place = '' }: Answer): LeaseEvent | undefined {
@@ -121,12 +146,3 @@ function eventOf(job: LeasedJob, outcome: Outcome, { applied, place = '' }: Answ
       return undefined;
   }
 }
-
-export const ref = (job: LeasedJob) => ({
-  jobId: job.id,
-  kind: job.kind,
-  queue: job.queue,
-  workerId: job.workerId,
-  token: job.token,
-  attempt: job.attempt,
-});

@@ -2,6 +2,7 @@ import { Injectable, Logger } from '@nestjs/common';
 import { Exchange } from '../claim/exchange';
 import { moveSql } from '../claim/exchange.sql';
 import { HeldLeases } from '../claim/held-leases';
+import { WakeUp } from '../claim/wake-up';
 import { NotRunningError, SchemaError, StoreNotExclusiveError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
@@ -45,7 +46,14 @@ export class HeartbeatService {
     private readonly database: Database,
     private readonly held: HeldLeases,
     private readonly exchange: Exchange,
-  ) {}
+    wakeUp: WakeUp,
+  ) {
+    wakeUp.onStops((stops) => {
+      this.stopLeases(stops);
+      // The list was too long to be sent: the next beat has it, and that is now.
+      if (stops.length === 0 && this.held.size > 0) this.runner?.post({ type: 'beat-now' });
+    });
+  }
 
   /** Milliseconds for which the beats of this process have succeeded without a gap; 0 if the last one is overdue. */
   get steadyMs(): number {
@@ -227,12 +235,16 @@ export class HeartbeatService {
       // While an outcome is on its way, gone only says that it has arrived.
       if (lease && !lease.settling) lease.interrupt('lease-lost');
     }
-    for (const [jobId, token, request] of result.stops) {
-      this.held.get(`${jobId}:${token}`)?.interrupt(request === 'cancel' ? 'cancelled' : 'paused');
-    }
+    this.stopLeases(result.stops);
     const unknown = result.unknown.filter(([jobId, token]) => !this.held.get(`${jobId}:${token}`));
     if (unknown.length > 0) void this.giveBack(unknown, identity);
     for (const { resolve } of this.attestWaiters) resolve(result);
+  }
+
+  private stopLeases(stops: AttestResult['stops']): void {
+    for (const [jobId, token, request] of stops) {
+      this.held.get(`${jobId}:${token}`)?.interrupt(request === 'cancel' ? 'cancelled' : 'paused');
+    }
   }
 
   /** Leases of a claim whose reply was lost: nobody runs them, so they go back at once instead of waiting for their deadline. */

@@ -1,12 +1,14 @@
 import { Injectable } from '@nestjs/common';
-import type { ClientBase } from 'pg';
-import { EnqueueUncertainError, InvalidJobError, LeaseholdError, SchemaError } from '../errors';
+import { EnqueueUncertainError, LeaseholdError, SchemaError } from '../errors';
 import { ResolvedOptions } from '../options/lease-options';
+import { type CallerTransaction, type RunInTransaction, runnerOf } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
-import { errorText, isConnectionError, isSchemaMissing } from '../storage/sql-errors';
+import { backoffMs, sleep } from '../storage/delays';
+import { errorText, isConflict, isConnectionError, isSchemaMissing } from '../storage/sql-errors';
 import { type Lane, WakeUp } from '../claim/wake-up';
-import type { EnqueueTransaction, PreparedJob } from './enqueue-request';
-import { enqueueSql } from './jobs.sql';
+import type { PreparedJob } from './enqueue-request';
+import type { JobState } from './job.types';
+import { enqueueKeyedSql, enqueueSql } from './jobs.sql';
 
 interface Waiting {
   job: PreparedJob;
@@ -17,6 +19,19 @@ interface Waiting {
 /** Well under the server's and V8's limits for one text. */
 const CHUNK_CHARS = 32 * 1024 * 1024;
 const SHARED_MAX = 1000;
+/** Keyed jobs are looked at one by one: a statement's worth of them. */
+const KEYED_CHUNK = 1000;
+/** Of a keyed enqueue whose reply was lost, or that met a conflict. */
+const REPEATS = 8;
+
+/** What an enqueue with a key has done: `created`, `replaced` (payload and time), or `existing`: nothing, the key is held by that job. */
+export interface EnqueueAnswer {
+  /** The job that was created, replaced, or that holds the key. */
+  id: string;
+  outcome: 'created' | 'replaced' | 'existing';
+  /** Its state, as seen by the enqueue. */
+  state: JobState;
+}
 
 /** Writes prepared jobs: alone or sharing a statement, in the caller's transaction or in one of its own. */
 @Injectable()
@@ -43,6 +58,7 @@ export class Enqueuer {
   /** Any number of jobs, all or nothing. */
   async many(jobs: PreparedJob[]): Promise<string[]> {
     if (jobs.length === 0) return [];
+    if (jobs.some(({ head }) => head.keyed)) return (await this.keyed(jobs)).map(({ id }) => id);
     const chunks = chunksOf(jobs);
     // Five jobs a millisecond at the very least, on top of the usual limit.
     const timeoutMs = this.options.connection.queryTimeoutMs + Math.ceil(jobs.length / 5);
@@ -67,18 +83,39 @@ export class Enqueuer {
     return ids;
   }
 
+  /**
+   * Jobs some of which have a unique key, all or nothing. A reply that was lost is no uncertainty: the repeat finds what is there. (A job that was
+   * enqueued and finished before the repeat is enqueued again, unless its mode is throttle.)
+   */
+  async keyed(jobs: PreparedJob[]): Promise<EnqueueAnswer[]> {
+    for (let tries = 0; ; tries++) {
+      try {
+        const answers = await this.certain(() =>
+          this.database.transaction(
+            (run) => this.sendAll(run, jobs),
+            this.options.connection.queryTimeoutMs + jobs.length,
+          ),
+        );
+        this.wakeUp.notify(lanesOf(jobs));
+        return answers;
+      } catch (error) {
+        const repeatable = isConflict(error) || error instanceof EnqueueUncertainError;
+        if (!repeatable || tries >= REPEATS || (!isConflict(error) && jobs.some(({ head }) => !head.keyed))) throw error;
+        await sleep(backoffMs(tries, 20, 1000));
+      }
+    }
+  }
+
   /** In the caller's transaction; announced by it, at its commit. */
-  async within(transaction: EnqueueTransaction, jobs: PreparedJob[]): Promise<string[]> {
+  async within(transaction: CallerTransaction, jobs: PreparedJob[]): Promise<EnqueueAnswer[]> {
     const run = runnerOf(transaction);
     if (jobs.length === 0) return [];
     await this.database.open();
-    const ids: string[][] = [];
     try {
-      for (const chunk of chunksOf(jobs)) {
-        ids.push(idsOf((await run(enqueueSql(this.s), [chunk])) as IdsRow[]));
-      }
+      const answers = await this.sendAll(run, jobs);
       const announce = this.wakeUp.statement(lanesOf(jobs));
       if (announce) await run(announce.text, announce.values);
+      return answers;
     } catch (error) {
       if (!isSchemaMissing(error)) throw error;
       throw new SchemaError(
@@ -86,7 +123,27 @@ export class Enqueuer {
         { cause: error },
       );
     }
-    return ids.flat();
+  }
+
+  /** Those without a key first, together; then those with one. Answers in the order given. */
+  private async sendAll(run: RunInTransaction, jobs: PreparedJob[]): Promise<EnqueueAnswer[]> {
+    const plain = jobs.filter(({ head }) => !head.keyed);
+    const keyed = jobs.filter(({ head }) => head.keyed);
+    const ids: string[] = [];
+    for (const chunk of chunksOf(plain)) ids.push(...idsOf(await run<IdsRow>(enqueueSql(this.s), [chunk])));
+    const answers: EnqueueAnswer[] = [];
+    for (let at = 0; at < keyed.length; at += KEYED_CHUNK) {
+      const items = keyed.slice(at, at + KEYED_CHUNK).map(({ json, payload }) => `${json},"payloads":[${payload}]}`);
+      const [row] = await run<{ answers: string }>(enqueueKeyedSql(this.s), [`[${items.join(',')}]`]);
+      answers.push(...(JSON.parse(row?.answers ?? '[]') as EnqueueAnswer[]));
+    }
+    const nextId = ids[Symbol.iterator]();
+    const nextAnswer = answers[Symbol.iterator]();
+    return jobs.map(({ head }) =>
+      head.keyed
+        ? (nextAnswer.next().value as EnqueueAnswer)
+        : { id: nextId.next().value as string, outcome: 'created', state: 'ready' },
+    );
   }
 
   private async send(): Promise<void> {
@@ -150,14 +207,14 @@ function chunksOf(jobs: PreparedJob[]): string[] {
   let groups: string[] = [];
   let payloads: string[] = [];
   let chars = 0;
-  jobs.forEach(({ head, payload }, i) => {
+  jobs.forEach(({ json, payload }, i) => {
     payloads.push(payload);
     chars += payload.length;
     const full = chars >= CHUNK_CHARS;
-    const next = jobs[i + 1]?.head;
-    if (full || next?.json !== head.json) {
-      groups.push(`${head.json},"payloads":[${payloads.join(',')}]}`);
-      chars += head.json.length;
+    const next = jobs[i + 1];
+    if (full || next?.json !== json) {
+      groups.push(`${json},"payloads":[${payloads.join(',')}]}`);
+      chars += json.length;
       payloads = [];
     }
     if (full || !next) {
@@ -167,40 +224,4 @@ function chunksOf(jobs: PreparedJob[]): string[] {
     }
   });
   return chunks;
-}
-
-function runnerOf({
-  manager,
-  queryRunner,
-  client,
-}: EnqueueTransaction): (text: string, values: unknown[]) => Promise<unknown[]> {
-  if ([manager, queryRunner, client].filter(Boolean).length > 1) {
-    throw new InvalidJobError("Give one of 'manager', 'queryRunner' and 'client', not several", 'manager');
-  }
-  if (client) {
-    assertOpen(client);
-    return async (text, values) => (await client.query(text, values)).rows as unknown[];
-  }
-  const runner = queryRunner ?? manager?.queryRunner;
-  if (!runner?.isTransactionActive) {
-    const field = queryRunner ? 'queryRunner' : 'manager';
-    throw new InvalidJobError(
-      `${field} has no open transaction: pass the manager that dataSource.transaction() hands to its callback, or leave '${field}' out`,
-      field,
-    );
-  }
-  return async (text, values) => (await runner.query(text, values)) as unknown[];
-}
-
-/** A pool runs each statement on another connection; a client of a recent pg knows whether a transaction is open. */
-function assertOpen(client: ClientBase): void {
-  if ('totalCount' in client) {
-    throw new InvalidJobError('client is a pool: pass the client of pool.connect() that has the transaction', 'client');
-  }
-  if (client.getTransactionStatus?.() === 'I') {
-    throw new InvalidJobError(
-      "client has no open transaction: send BEGIN and wait for it, or leave 'client' out",
-      'client',
-    );
-  }
 }

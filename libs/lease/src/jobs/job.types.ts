@@ -16,7 +16,7 @@ export const JOB_STATES: readonly JobState[] = [
 export type RunOutcome = 'completed' | 'failed' | 'dead' | 'released' | 'snoozed' | 'paused' | 'cancelled';
 
 /** A job as its handler sees it. Ids are decimal text: they are 64 bits wide. */
-export interface Job<P = unknown> {
+export interface Job<P = unknown, C = unknown> {
   readonly id: string;
   readonly kind: string;
   readonly queue: string;
@@ -26,6 +26,8 @@ export interface Job<P = unknown> {
   readonly maxAttempts: number;
   readonly tags: readonly string[];
   readonly createdAt: Date;
+  /** What an earlier run saved last with `lease.checkpoint`; null: nothing (R23). */
+  readonly checkpoint: C | null;
 }
 
 /** One closed attempt that did not finish its job. */
@@ -49,6 +51,30 @@ export interface JobError {
   errors?: JobError[];
 }
 
+/** How far a job is, in units of its own. */
+export interface JobProgress {
+  current: number;
+  total?: number;
+  message?: string;
+}
+
+export interface JobLogLine {
+  at: Date;
+  attempt: number;
+  line: string;
+}
+
+/** What running jobs save, each save under the lease of that time. */
+export interface JobSaved {
+  savedAt: Date;
+  /** The last checkpoint, in the format of `version`, the kind's own; 0: none. */
+  checkpoint: unknown;
+  version: number;
+  progress: JobProgress | null;
+  /** The last lines, oldest first. */
+  log: JobLogLine[];
+}
+
 /** A job with everything that is known about it. */
 export interface JobStatus<P = unknown, R = unknown> {
   id: string;
@@ -65,10 +91,17 @@ export interface JobStatus<P = unknown, R = unknown> {
   maxCrashes: number;
   releases: number;
   snoozes: number;
+  maxReleases: number;
+  maxSnoozes: number;
+  /** Its unique key, and the key whose jobs share places. */
+  key: string | null;
+  concurrencyKey: string | null;
   /** Its next crash would spend its crash budget: it runs alone. */
   suspect: boolean;
-  /** When a scheduled job becomes due. */
+  /** When a scheduled job becomes due; of a paused or blocked one, not before when it may run. */
   runAt: Date | null;
+  /** What a blocked job waits for: the running job of its key, or a place of its concurrency key. */
+  blockedOn: 'key' | 'limit' | null;
   /** The lease, while running; of the last run once finished. */
   token: string | null;
   workerId: string | null;
@@ -83,6 +116,8 @@ export interface JobStatus<P = unknown, R = unknown> {
   reason: string | null;
   error: JobError | null;
   result: R | null;
+  /** What it saved on its way. Only from `get`; null: nothing. */
+  saved?: JobSaved | null;
   /** Attempts that did not finish the job, oldest first. Only from `get`. */
   runs?: JobRun[];
 }

@@ -1,9 +1,15 @@
+import type { JobState } from './job.types';
+
 /** Enqueues jobs from one JSON parameter; see `enqueue_v1`. Locks nothing that exists. */
 export const enqueueSql = (s: string): string => `SELECT ${s}.enqueue_v1($1::json) AS ids`;
 
+/** Enqueues jobs with unique keys; see `enqueue_keyed_v1`. Locks their keys, and jobs that have not started. */
+export const enqueueKeyedSql = (s: string): string => `SELECT ${s}.enqueue_keyed_v1($1::json)::text AS answers`;
+
 export const statusColumns = `
   j.id::text, j.kind, j.queue, j.priority, j.payload, coalesce(j.tags, '{}') AS tags, j.created_at AS "createdAt", j.state, j.attempt,
-  j.max_attempts AS "maxAttempts", j.crashes, j.max_crashes AS "maxCrashes", j.releases, j.snoozes, j.suspect, j.run_at AS "runAt",
+  j.max_attempts AS "maxAttempts", j.crashes, j.max_crashes AS "maxCrashes", j.releases, j.max_releases AS "maxReleases", j.snoozes,
+  j.max_snoozes AS "maxSnoozes", j.key, j.concurrency_key AS "concurrencyKey", j.suspect, j.run_at AS "runAt", j.blocked_on AS "blockedOn",
   j.token::text, j.worker_id AS "workerId", j.claimed_at AS "claimedAt", j.deadline_at AS "deadlineAt",
   j.lease_expires_at AS "leaseExpiresAt", j.cancel_requested AS "cancelRequested", j.pause_requested AS "pauseRequested",
   j.started_at AS "startedAt", j.finished_at AS "finishedAt", j.outcome, j.reason, j.error, j.result`;
@@ -15,8 +21,12 @@ export const runsSql = (s: string): string => `
   SELECT attempt, token::text, worker_id AS "workerId", started_at AS "startedAt", ended_at AS "endedAt", outcome, error
   FROM ${s}.runs WHERE job_id = $1::bigint ORDER BY id LIMIT 1000`;
 
+/** What a job saved. Locks nothing. */
+export const savedSql = (s: string): string => `
+  SELECT saved_at AS "savedAt", version, checkpoint, progress, coalesce(log, '[]') AS log FROM ${s}.checkpoints WHERE job_id = $1::bigint`;
+
 /** The state table whose rows are the jobs in a state, so that a rare state is not looked for among all jobs. */
-const STATE_SOURCE: Record<string, string> = {
+export const STATE_SOURCE: Readonly<Record<JobState, string>> = {
   ready: 'ready',
   scheduled: "waiting WHERE reason = 'scheduled'",
   blocked: "waiting WHERE reason = 'blocked'",
@@ -28,11 +38,11 @@ const STATE_SOURCE: Record<string, string> = {
 };
 
 /** A page of jobs, newest first, by keyset. Locks nothing. */
-export const findSql = (s: string, state: string | undefined): string => `
+export const findSql = (s: string, state: JobState | undefined): string => `
   SELECT ${statusColumns} FROM ${s}.job_status j
   WHERE ($1::bigint IS NULL OR j.id < $1) AND ($2::text IS NULL OR j.kind = $2) AND ($3::text IS NULL OR j.queue = $3)
     AND ($4::text IS NULL OR $4 = ANY (j.tags))
-    ${state === undefined ? '' : `AND j.state = '${state}' AND j.id IN (SELECT job_id FROM ${s}.${STATE_SOURCE[state] ?? ''})`}
+    ${state === undefined ? '' : `AND j.state = '${state}' AND j.id IN (SELECT job_id FROM ${s}.${STATE_SOURCE[state]})`}
   ORDER BY j.id DESC LIMIT $5`;
 
 /** How many jobs are in each state. Reads every state table in one statement. */

@@ -10,6 +10,12 @@ export interface BackoffOptions {
   max?: Duration;
 }
 
+/**
+ * The delay before the next attempt, from the number of the one that failed (1 = the first) and what it threw. undefined, or anything that is no
+ * duration, or an error of its own: the exponential default. Not asked when nobody reported an error (a passed deadline).
+ */
+export type BackoffFunction = (attempt: number, error: unknown) => Duration | undefined;
+
 /** Budgets that a kind, a job or the whole module can set; job over kind over module. */
 export interface BudgetOptions {
   /** Runs whose failure the handler reports, or whose deadline passes. 1 = no retry. Default 20. */
@@ -18,19 +24,40 @@ export interface BudgetOptions {
   maxCrashes?: number;
   /** Times that a drain may give the job back. Default 20. */
   maxReleases?: number;
-  backoff?: BackoffOptions;
+  /** Times that a job may ask for later (`lease.snooze`). Default 1000. */
+  maxSnoozes?: number;
+  /** `{ base, max }`: exponential with full jitter; a duration: always that. Default 1 s … 24 h. */
+  backoff?: BackoffOptions | Duration;
   /** How long one run may take; 'off' = for ever, and not in the deadline scan. Default 5 m. */
   deadline?: Duration | 'off';
 }
 
 /** What a kind can set, in `@JobHandler` or in the module's `handlers`, which wins. */
-export interface HandlerOptions extends BudgetOptions {
+export interface HandlerOptions extends Omit<BudgetOptions, 'backoff'> {
+  /** As the module's, or a function of the attempt and the error. */
+  backoff?: BackoffOptions | Duration | BackoffFunction;
+  /** What a lost lease (killed, frozen or cut-off worker) costs beside a crash: 'refund' (default) gives the attempt back, 'charge' spends it. */
+  onLost?: 'refund' | 'charge';
   /** Queue that jobs of this kind go to unless the enqueue names another. Default 'default'. */
   queue?: string;
   /** Jobs of this kind that one process runs at once. Default 10. */
   concurrency?: number;
+  /** Jobs of this kind that run at once in the whole fleet. Default: no limit. Each worker keeps to its own code's number. */
+  fleetConcurrency?: number;
+  /** With a concurrencyKey: jobs of the same key that run at once in the whole fleet. Default 1. */
+  concurrencyPerKey?: number;
   /** Default priority, -32768 to 32767, lower runs first. Default 0. */
   priority?: number;
+}
+
+/** How long finished jobs are kept, counted from when they finished. */
+export interface RetentionOptions {
+  /** Default 7 d. */
+  completed?: Duration | 'forever';
+  /** Default 30 d. */
+  failed?: Duration | 'forever';
+  /** Default 7 d. */
+  cancelled?: Duration | 'forever';
 }
 
 export interface ConnectionOptions {
@@ -114,6 +141,12 @@ export interface LeaseOptions extends BudgetOptions {
   payloadMaxBytes?: number;
   /** Default 1 MiB. */
   resultMaxBytes?: number;
+  /** Of one checkpoint's JSON. Default 1 MiB. */
+  checkpointMaxBytes?: number;
+  /** A deadline that `lease.extend` moves is never further than this from the claim. Default 24 h. */
+  maxExtension?: Duration;
+  /** How long finished jobs are kept; a queue's own settings win. */
+  retention?: RetentionOptions;
   shutdown?: {
     /** How long a drain lets handlers finish before it aborts them. Default 20 s. */
     timeout?: Duration;
@@ -128,12 +161,20 @@ export interface LeaseOptions extends BudgetOptions {
   handlers?: Record<string, HandlerOptions>;
 }
 
+/** `of`: the kind's own function, whose answer outranks the numbers. */
+export interface ResolvedBackoff {
+  baseMs: number;
+  maxMs: number;
+  of?: BackoffFunction;
+}
+
 /** Durations in ms, sizes in bytes, `deadlineMs` null = none. */
 export interface ResolvedBudget {
   maxAttempts: number;
   maxCrashes: number;
   maxReleases: number;
-  backoff: { baseMs: number; maxMs: number };
+  maxSnoozes: number;
+  backoff: ResolvedBackoff;
   deadlineMs: number | null;
 }
 
@@ -164,6 +205,10 @@ export abstract class ResolvedOptions {
   readonly suspects: { patienceMs: number };
   readonly payloadMaxBytes: number;
   readonly resultMaxBytes: number;
+  readonly checkpointMaxBytes: number;
+  readonly maxExtensionMs: number;
+  /** In ms; null: for ever. */
+  readonly retention: { completedMs: number | null; failedMs: number | null; cancelledMs: number | null };
   readonly shutdown: { timeoutMs: number; graceMs: number };
   readonly wakeUp: 'notify' | 'off';
   readonly pollMs: number;

@@ -2,12 +2,20 @@ import { hostname } from 'node:os';
 import { Client } from 'pg';
 import { InvalidOptionError, MAX_DELAY_MS } from '../errors';
 import { Schema } from '../storage/schema';
-import type { BudgetOptions, HandlerOptions, LeaseOptions, ResolvedBudget, ResolvedOptions } from './lease-options';
+import type {
+  BackoffFunction,
+  BudgetOptions,
+  HandlerOptions,
+  LeaseOptions,
+  ResolvedBackoff,
+  ResolvedBudget,
+  ResolvedOptions,
+} from './lease-options';
 import {
   type Validator,
   boolean,
   duration,
-  durationOrOff,
+  durationOr,
   integer,
   knownKeys,
   listOf,
@@ -20,8 +28,16 @@ import {
 const HOUR = 3_600_000;
 const INT_MAX = 2_147_483_647;
 
-const BUDGET_KEYS = ['maxAttempts', 'maxCrashes', 'maxReleases', 'backoff', 'deadline'] as const;
-const HANDLER_KEYS = [...BUDGET_KEYS, 'queue', 'concurrency', 'priority'] as const;
+const BUDGET_KEYS = ['maxAttempts', 'maxCrashes', 'maxReleases', 'maxSnoozes', 'backoff', 'deadline'] as const;
+const HANDLER_KEYS = [
+  ...BUDGET_KEYS,
+  'queue',
+  'concurrency',
+  'fleetConcurrency',
+  'concurrencyPerKey',
+  'priority',
+  'onLost',
+] as const;
 const TOP_KEYS = [
   ...BUDGET_KEYS,
   'name',
@@ -41,6 +57,9 @@ const TOP_KEYS = [
   'suspects',
   'payloadMaxBytes',
   'resultMaxBytes',
+  'checkpointMaxBytes',
+  'maxExtension',
+  'retention',
   'shutdown',
   'wakeUp',
   'poll',
@@ -51,6 +70,7 @@ const BUILT_IN: ResolvedBudget = {
   maxAttempts: 20,
   maxCrashes: 3,
   maxReleases: 20,
+  maxSnoozes: 1000,
   backoff: { baseMs: 1000, maxMs: 24 * HOUR },
   deadlineMs: 300_000,
 };
@@ -108,6 +128,7 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
   const shutdown = top.section('shutdown', ['timeout', 'grace']);
   const claim = top.section('claim', ['maxBytes']);
   const suspects = top.section('suspects', ['patience']);
+  const retention = top.section('retention', ['completed', 'failed', 'cancelled']);
   const concurrency = top.get('concurrency', integer(1, 100_000), 50);
   const schema = given.schema ?? 'leasehold';
   Schema.assertValid(schema);
@@ -147,6 +168,13 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
     suspects: { patienceMs: suspects.get('patience', duration(0, 24 * HOUR), 30_000) },
     payloadMaxBytes: top.get('payloadMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),
     resultMaxBytes: top.get('resultMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),
+    checkpointMaxBytes: top.get('checkpointMaxBytes', integer(1, 64 * 1024 * 1024), 1024 * 1024),
+    maxExtensionMs: top.get('maxExtension', duration(1000, MAX_DELAY_MS), 24 * HOUR),
+    retention: {
+      completedMs: retention.get('completed', durationOr('forever', 0, MAX_DELAY_MS), 7 * 24 * HOUR),
+      failedMs: retention.get('failed', durationOr('forever', 0, MAX_DELAY_MS), 30 * 24 * HOUR),
+      cancelledMs: retention.get('cancelled', durationOr('forever', 0, MAX_DELAY_MS), 7 * 24 * HOUR),
+    },
     shutdown: {
       timeoutMs: shutdown.get('timeout', duration(0, 24 * HOUR), 20_000),
       graceMs: shutdown.get('grace', duration(0, 24 * HOUR), 5000),
@@ -218,26 +246,60 @@ export function validateHandlerOptions(given: unknown, path: string): HandlerOpt
   const section = new Section(object(given, path), path, HANDLER_KEYS);
   section.get('queue', name(), 'default');
   section.get('concurrency', integer(1, 100_000), 10);
+  section.get('fleetConcurrency', integer(1, 1_000_000), 1);
+  section.get('concurrencyPerKey', integer(1, 1_000_000), 1);
   section.get('priority', integer(-32_768, 32_767), 0);
-  resolveBudget(given as BudgetOptions, path, BUILT_IN);
+  section.get('onLost', oneOf('refund', 'charge'), 'refund');
+  resolveBudget(given as HandlerOptions, path, BUILT_IN, true);
   return given as HandlerOptions;
 }
 
-/** A level's budgets, falling back on the level below. */
-export function resolveBudget(given: BudgetOptions, path: string, below: ResolvedBudget): ResolvedBudget {
+/** A level's budgets, falling back on the level below. Only a kind's backoff may be a function. */
+export function resolveBudget(
+  given: BudgetOptions | HandlerOptions,
+  path: string,
+  below: ResolvedBudget,
+  mayBeFunction = false,
+): ResolvedBudget {
   const values = Object.fromEntries(BUDGET_KEYS.map((key) => [key, given[key]]));
   const section = new Section(values, path, BUDGET_KEYS);
-  const backoff = section.section('backoff', ['base', 'max']);
-  const baseMs = backoff.get('base', duration(0, MAX_DELAY_MS), below.backoff.baseMs);
-  const maxMs = backoff.get('max', duration(0, MAX_DELAY_MS), Math.max(below.backoff.maxMs, baseMs));
-  if (maxMs < baseMs) {
-    throw new InvalidOptionError(`${backoff.at('max')} = ${maxMs} ms is below ${backoff.at('base')} = ${baseMs} ms`);
-  }
   return {
     maxAttempts: section.get('maxAttempts', integer(1, INT_MAX), below.maxAttempts),
     maxCrashes: section.get('maxCrashes', integer(1, INT_MAX), below.maxCrashes),
     maxReleases: section.get('maxReleases', integer(0, INT_MAX), below.maxReleases),
-    backoff: { baseMs, maxMs },
-    deadlineMs: section.get('deadline', durationOrOff(1, MAX_DELAY_MS), below.deadlineMs),
+    maxSnoozes: section.get('maxSnoozes', integer(0, INT_MAX), below.maxSnoozes),
+    backoff: resolveBackoff(section, given.backoff, below.backoff, mayBeFunction),
+    deadlineMs: section.get('deadline', durationOr('off', 1, MAX_DELAY_MS), below.deadlineMs),
   };
+}
+
+/** A job's own backoff. @throws InvalidOptionError */
+export const resolveBackoffOption = (given: unknown, below: ResolvedBackoff): ResolvedBackoff =>
+  resolveBackoff(new Section({ backoff: given }, '', ['backoff']), given, below, false);
+
+function resolveBackoff(
+  section: Section,
+  given: unknown,
+  below: ResolvedBackoff,
+  mayBeFunction: boolean,
+): ResolvedBackoff {
+  if (typeof given === 'function') {
+    if (!mayBeFunction) {
+      throw new InvalidOptionError(
+        `${section.at('backoff')} is a function, which only a kind may have: @JobHandler(kind, { backoff: (attempt, error) => … })`,
+      );
+    }
+    return { ...below, of: given as BackoffFunction };
+  }
+  if (typeof given === 'number' || typeof given === 'string') {
+    const ms = section.get('backoff', duration(0, MAX_DELAY_MS), 0);
+    return { baseMs: ms, maxMs: ms };
+  }
+  const backoff = section.section('backoff', ['base', 'max']);
+  const baseMs = backoff.get('base', duration(0, MAX_DELAY_MS), below.baseMs);
+  const maxMs = backoff.get('max', duration(0, MAX_DELAY_MS), Math.max(below.maxMs, baseMs));
+  if (maxMs < baseMs) {
+    throw new InvalidOptionError(`${backoff.at('max')} = ${maxMs} ms is below ${backoff.at('base')} = ${baseMs} ms`);
+  }
+  return { baseMs, maxMs };
 }

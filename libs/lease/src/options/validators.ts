@@ -35,14 +35,15 @@ export const duration =
       : refuse(path, value, `a duration from ${minMs} to ${maxMs} ms (${DURATION_SYNTAX})`);
   };
 
-export const durationOrOff =
-  (minMs: number, maxMs: number): Validator<number | null> =>
+/** A duration, or a word that means that there is none (null). */
+export const durationOr =
+  (none: string, minMs: number, maxMs: number): Validator<number | null> =>
   (value, path) => {
-    if (value === 'off') return null;
+    if (value === none) return null;
     const ms = parseDuration(value);
     return ms !== undefined && ms >= minMs && ms <= maxMs
       ? ms
-      : refuse(path, value, `'off' or a duration from ${minMs} to ${maxMs} ms (${DURATION_SYNTAX})`);
+      : refuse(path, value, `'${none}' or a duration from ${minMs} to ${maxMs} ms (${DURATION_SYNTAX})`);
   };
 
 export const boolean: Validator<boolean> = (value, path) =>

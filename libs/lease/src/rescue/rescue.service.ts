@@ -1,5 +1,5 @@
 import { Injectable, Logger } from '@nestjs/common';
-import { LeaseEvents, type RescueCause } from '../events/lease-events';
+import { LeaseEvents, type RescueCause, jobRef } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
 import { ResolvedOptions } from '../options/lease-options';
@@ -206,6 +206,10 @@ export class RescueService {
         token: row.token,
         attempt: row.attempt,
       });
+      if (row.place === 'failed') {
+        const job = { ...row, id: row.job_id, workerId: row.worker_id };
+        this.events.emit({ type: 'job.finally-failed', reason: row.reason ?? reason, ...jobRef(job) });
+      }
     }
     return rows.length;
   }

@@ -8,19 +8,19 @@ const ESCAPED_NUL_OR_SURROGATE = /((?:^|[^\\])(?:\\\\)*)\\u(?:0000|d[89a-f][0-9a
  * result over `maxBytes` is a problem: the run is then failed for good with this text, because running it again would repeat its
  * effects to the same end.
  */
-export function encodeResult(result: unknown, maxBytes: number): EncodedResult {
+export function encodeResult(result: unknown, maxBytes: number, what: 'result' | 'checkpoint' = 'result'): EncodedResult {
   let json: string | undefined;
   try {
     json = JSON.stringify(result);
   } catch (error) {
     return {
-      problem: `the result cannot be stored as JSON: ${error instanceof Error ? error.message : String(error)}`,
+      problem: `the ${what} cannot be stored as JSON: ${error instanceof Error ? error.message : String(error)}`,
     };
   }
   if (json === undefined) return { json: null };
   const bytes = Buffer.byteLength(json);
   if (bytes > maxBytes)
-    return { problem: `the result has ${bytes} bytes of JSON, more than resultMaxBytes = ${maxBytes}` };
+    return { problem: `the ${what} has ${bytes} bytes of JSON, more than ${what}MaxBytes = ${maxBytes}` };
   return {
     json: json.includes('\\u')
       ? json.replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd').replace(ESCAPED_NUL_OR_SURROGATE, '$1\\ufffd')

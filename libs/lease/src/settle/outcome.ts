@@ -16,6 +16,8 @@ export type Outcome =
 export interface Answer {
   applied: boolean;
   place?: string;
+  /** Of a job that has failed for good. */
+  reason?: string;
 }
 
 /** One element of `move_v1`'s parameter. */
@@ -40,4 +42,5 @@ export interface MoveRow {
   kind: string;
   queue: string;
   worker_id: string;
+  reason: string | null;
 }

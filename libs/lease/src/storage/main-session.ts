@@ -21,9 +21,13 @@ export class MainSession {
   private readonly trouble = new ThrottledLog(new Logger('Leasehold'));
   private readonly users: MainSessionUser[] = [];
   private readonly session: Session;
+  private readonly probeMs: number;
+  private started = false;
+  private pulse: NodeJS.Timeout | undefined;
 
   constructor(database: Database, options: ResolvedOptions) {
     const { direct } = database.targets;
+    this.probeMs = options.leader.probeMs;
     const idleMs = Math.max(options.leader.probeMs, options.leader.retryMs) * 3;
     const settings = {
       ...SESSION_SETTINGS,
@@ -61,10 +65,21 @@ export class MainSession {
   }
 
   start(): void {
+    this.started = true;
     this.session.start();
   }
 
+  /** For LISTEN in a process that is no worker: nothing else keeps the connection from being taken for a frozen one's. */
+  listen(): void {
+    if (this.started) return;
+    this.start();
+    this.pulse = setInterval(() => {
+      if (this.session.up) this.session.query('SELECT').catch(() => this.session.drop());
+    }, this.probeMs).unref();
+  }
+
   async stop(): Promise<void> {
+    clearInterval(this.pulse);
     await this.session.stop();
   }
 }

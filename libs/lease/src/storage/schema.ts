@@ -19,6 +19,11 @@ export class Schema {
     this.channel = `leasehold_${hash.toString('hex', 4, 12)}`;
   }
 
+  /** The schema behind a name that stands quoted in SQL. */
+  static ofQuoted(quoted: string): Schema {
+    return new Schema(quoted.slice(1, -1).replaceAll('""', '"'));
+  }
+
   /** Advisory locks other than a worker's session lock, as one 64-bit key (decimal text). */
   lockKey(purpose: 'leader' | 'store' | 'migrate'): string {
     return createHash('sha256').update(`leasehold:${purpose}:${this.name}`).digest().readBigInt64BE(0).toString();

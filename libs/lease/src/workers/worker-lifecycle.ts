@@ -122,6 +122,7 @@ export class WorkerLifecycle {
     // A producer that was registered by hand has something to sign off too.
     if (began !== 'running' && id === undefined) {
       this.exchange.stop();
+      await this.parts.session.stop();
       this.state = 'drained';
       return;
     }
@@ -202,8 +203,12 @@ export class WorkerLifecycle {
 
   private open(): void {
     const { registry } = this.parts;
-    const limits = new Map(registry.kinds.map((kind) => [kind, registry.get(kind)?.concurrency ?? 1]));
-    this.dispatcher.open(this.workers.currentId, limits, () => void this.heartbeat.renew().catch(() => undefined));
+    const definitions = registry.kinds.flatMap((kind) => registry.get(kind) ?? []);
+    const limits = new Map(definitions.map(({ kind, concurrency }) => [kind, concurrency]));
+    const fleet = new Map(
+      definitions.flatMap(({ kind, fleetConcurrency: limit }) => (limit === undefined ? [] : [[kind, limit] as const])),
+    );
+    this.dispatcher.open(this.workers.currentId, limits, fleet, () => void this.heartbeat.renew().catch(() => undefined));
   }
 
   /** This identity is lost; its jobs have been interrupted. One way back at a time, however often it happens on the way. */

@@ -32,6 +32,8 @@ export const core = (s: string): MigrationClass =>
         'workers',
         'leader',
         'queues',
+        'checkpoints',
+        'job_keys',
         'incarnation',
       ]) {
         await runner.query(`DROP TABLE ${s}.${name}`);
@@ -39,6 +41,6 @@ export const core = (s: string): MigrationClass =>
       await runner.query(`DROP SEQUENCE ${s}.tokens, ${s}.positions, ${s}.lock_numbers`);
       await runner.query(`DO $do$ DECLARE f regprocedure; BEGIN
         FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '${inLiteral(s)}'::regnamespace
-          AND proname ~ '_v[0-9]+$' LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP; END $do$`);
+          AND (proname ~ '_v[0-9]+$' OR proname = 'enqueue') LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP; END $do$`);
     }
   };

@@ -20,13 +20,19 @@ export const tablesSql = (s: string): string[] => [
     max_attempts  int NOT NULL,
     max_crashes   int NOT NULL,
     max_releases  int NOT NULL,
+    max_snoozes   int NOT NULL DEFAULT 1000,
     payload_bytes int NOT NULL DEFAULT 0,
-    priority      smallint NOT NULL,   -- lower runs first
+    concurrency_max int NOT NULL DEFAULT 1,  -- jobs of its concurrency_key that may run at once
+    priority      smallint NOT NULL,   -- lower runs first; the state rows have the one that counts
+    charge_lost   boolean NOT NULL DEFAULT false,  -- a lost lease costs the attempt too
     queue         text COLLATE "C" NOT NULL,
     kind          text COLLATE "C" NOT NULL,
     payload       json NOT NULL,       -- json, not jsonb: kept as sent, and cheaper to parse
     backoff       json,                -- { baseMs, maxMs }; null: 1 s … 24 h
-    tags          text[]
+    tags          text[],
+    key_space     text COLLATE "C",    -- where its key is unique: 'kind:…' or 'queue:…'
+    key           text COLLATE "C",
+    concurrency_key text COLLATE "C"
   )`,
 
   `CREATE TABLE ${s}.ready (
@@ -37,15 +43,20 @@ export const tablesSql = (s: string): string[] => [
     releases  int NOT NULL DEFAULT 0,
     snoozes   int NOT NULL DEFAULT 0,
     payload_bytes int NOT NULL DEFAULT 0,      -- bounds what one claim brings
+    since     timestamptz NOT NULL DEFAULT clock_timestamp(),
     priority  smallint NOT NULL,
     suspect   boolean NOT NULL DEFAULT false,  -- its next crash would spend its crash budget: it runs alone
+    keyed     boolean NOT NULL DEFAULT false,  -- it has a unique key, to be let go when it finishes
+    saved     boolean NOT NULL DEFAULT false,  -- it has a row in checkpoints
     queue     text COLLATE "C" NOT NULL,
-    kind      text COLLATE "C" NOT NULL
+    kind      text COLLATE "C" NOT NULL,
+    concurrency_key text COLLATE "C" NOT NULL DEFAULT ''
   ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off)`,
   `CREATE UNIQUE INDEX ready_job ON ${s}.ready (job_id)`,
   // A lane is (queue, kind, priority): a claim reads the heads of the lanes it can use and nothing else.
   `CREATE INDEX ready_lane ON ${s}.ready (queue, kind, priority, position) WHERE NOT suspect`,
   `CREATE INDEX ready_suspect ON ${s}.ready (queue, kind, priority, position) WHERE suspect`,
+  `CREATE INDEX ready_concurrency ON ${s}.ready (concurrency_key) WHERE concurrency_key <> ''`,
 
   `CREATE TABLE ${s}.waiting (
     job_id    bigint NOT NULL,
@@ -57,13 +68,20 @@ export const tablesSql = (s: string): string[] => [
     payload_bytes int NOT NULL DEFAULT 0,
     priority  smallint NOT NULL,
     suspect   boolean NOT NULL DEFAULT false,
+    keyed     boolean NOT NULL DEFAULT false,
+    saved     boolean NOT NULL DEFAULT false,
     reason    text NOT NULL CHECK (reason IN ('scheduled', 'blocked', 'paused')),
+    blocked_on text CHECK (blocked_on IN ('key', 'limit')),  -- the running job of its key; a place for its concurrency_key
     queue     text COLLATE "C" NOT NULL,
     kind      text COLLATE "C" NOT NULL,
-    CHECK (reason <> 'scheduled' OR run_at IS NOT NULL)
+    concurrency_key text COLLATE "C" NOT NULL DEFAULT '',
+    CHECK (reason <> 'scheduled' OR run_at IS NOT NULL),
+    CHECK ((reason = 'blocked') = (blocked_on IS NOT NULL))
   ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off)`,
   `CREATE UNIQUE INDEX waiting_job ON ${s}.waiting (job_id)`,
   `CREATE INDEX waiting_due ON ${s}.waiting (run_at) WHERE reason = 'scheduled'`,
+  `CREATE INDEX waiting_for_key ON ${s}.waiting (job_id) WHERE blocked_on = 'key'`,
+  `CREATE INDEX waiting_for_place ON ${s}.waiting (concurrency_key, priority, job_id) WHERE blocked_on = 'limit'`,
 
   `CREATE TABLE ${s}.leases (
     job_id            bigint PRIMARY KEY,
@@ -79,13 +97,22 @@ export const tablesSql = (s: string): string[] => [
     suspect           boolean NOT NULL,
     cancel_requested  boolean NOT NULL DEFAULT false,
     pause_requested   boolean NOT NULL DEFAULT false,
+    keyed             boolean NOT NULL DEFAULT false,
+    saved             boolean NOT NULL DEFAULT false,
+    limited           boolean NOT NULL DEFAULT false,  -- counts against a limit of its kind or queue
     worker_id         text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
-    kind              text COLLATE "C" NOT NULL
+    kind              text COLLATE "C" NOT NULL,
+    concurrency_key   text COLLATE "C" NOT NULL DEFAULT '',
+    stop_reason       text                    -- why it is to be cancelled
   ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off)`,
   `CREATE INDEX leases_worker ON ${s}.leases (worker_id, token, job_id)`,
   `CREATE INDEX leases_deadline ON ${s}.leases (deadline_at)`,
   `CREATE INDEX leases_suspect ON ${s}.leases (worker_id) WHERE suspect`,
+  // Limits are counted in the leases themselves: what a lost worker held is free when it has been rescued.
+  `CREATE INDEX leases_of_kind ON ${s}.leases (kind) WHERE limited`,
+  `CREATE INDEX leases_of_queue ON ${s}.leases (queue) WHERE limited`,
+  `CREATE INDEX leases_concurrency ON ${s}.leases (concurrency_key) WHERE concurrency_key <> ''`,
 
   // Only ever inserted. One row a job by construction (the row it came from was deleted in the same statement), not by a
   // constraint: a unique key over partitions would have to contain finished_at.
@@ -124,6 +151,30 @@ export const tablesSql = (s: string): string[] => [
     error       json
   )`,
   `CREATE INDEX runs_job ON ${s}.runs (job_id)`,
+
+  // What a job saved on its way, written under its lease only. Kept when it finishes: a retry goes on from it.
+  `CREATE TABLE ${s}.checkpoints (
+    job_id      bigint PRIMARY KEY,
+    token       bigint NOT NULL,
+    saved_at    timestamptz NOT NULL,
+    version     int NOT NULL DEFAULT 0,  -- of the checkpoint's format, the kind's own; 0: none saved
+    checkpoint  json,
+    progress    json,                    -- { current, total?, message? }
+    log         jsonb                    -- [[time, attempt, line], …], the last ones
+  ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000)`,
+
+  // Which unfinished job holds a unique key. A row whose job has finished counts for nothing unless its window is open: settling never waits
+  // here for somebody's open transaction, and a sweep removes what it left.
+  `CREATE TABLE ${s}.job_keys (
+    job_id     bigint NOT NULL,
+    next_id    bigint,               -- waits for job_id to finish
+    until      timestamptz,          -- throttled until then, whatever becomes of the job
+    key_space  text COLLATE "C" NOT NULL,
+    key        text COLLATE "C" NOT NULL,
+    PRIMARY KEY (key_space, key)
+  ) WITH (fillfactor = 80)`,
+  `CREATE INDEX job_keys_job ON ${s}.job_keys (job_id)`,
+  `CREATE INDEX job_keys_next ON ${s}.job_keys (next_id) WHERE next_id IS NOT NULL`,
 
   `CREATE TABLE ${s}.workers (
     id              text COLLATE "C" PRIMARY KEY,
@@ -164,7 +215,17 @@ export const tablesSql = (s: string): string[] => [
   `CREATE TABLE ${s}.queues (
     name         text COLLATE "C" PRIMARY KEY,
     paused       boolean NOT NULL DEFAULT false,
-    deadline_ms  bigint             -- null: the kind's, else the module's; 0: no deadline
+    deadline_ms  bigint,            -- null: the kind's, else the module's; 0: no deadline
+    max_running  int,               -- in the whole fleet; null: no limit
+    rate_limit   int,               -- jobs that may start in rate_ms, in the whole fleet; null: no limit
+    rate_ms      bigint,
+    bucket       float8,            -- starts left, as of bucket_at; null: all
+    bucket_at    timestamptz,
+    weight       int,               -- share of the slots beside other queues; null: 1, by priority alone if no queue has one
+    ageing_ms    bigint,            -- after so long in ready a job rises by one priority, at most to 0; null: never
+    keep_completed_ms bigint,       -- how long finished jobs are kept; null: the module's; -1: for ever
+    keep_failed_ms    bigint,
+    keep_cancelled_ms bigint
   )`,
 
   // Which server the tokens were last issued on. See advance_tokens_v1.

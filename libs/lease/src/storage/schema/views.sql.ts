@@ -4,8 +4,8 @@
  */
 export const viewsSql = (s: string): string[] => [
   `CREATE VIEW ${s}.job_status AS
-   SELECT j.id, j.queue, j.kind, j.priority, j.payload, j.tags, j.created_at, j.deadline_ms,
-          j.max_attempts, j.max_crashes, j.max_releases,
+   SELECT j.id, j.queue, j.kind, coalesce(l.priority, r.priority, w.priority, f.priority) AS priority, j.payload, j.tags, j.created_at,
+          j.deadline_ms, j.max_attempts, j.max_crashes, j.max_releases, j.max_snoozes, j.key, j.concurrency_key,
           CASE WHEN l.job_id IS NOT NULL THEN 'running'
                WHEN r.job_id IS NOT NULL THEN 'ready'
                WHEN w.job_id IS NOT NULL THEN w.reason
@@ -15,12 +15,12 @@ export const viewsSql = (s: string): string[] => [
           coalesce(l.releases, r.releases, w.releases, f.releases) AS releases,
           coalesce(l.snoozes, r.snoozes, w.snoozes, f.snoozes) AS snoozes,
           coalesce(l.suspect, r.suspect, w.suspect, false) AS suspect,
-          w.run_at,
+          w.run_at, w.blocked_on,
           coalesce(l.token, f.token) AS token,
           coalesce(l.worker_id, f.worker_id) AS worker_id,
           l.claimed_at, l.deadline_at, wk.expires_at AS lease_expires_at,
           coalesce(l.cancel_requested, false) AS cancel_requested,
-          coalesce(l.pause_requested, false) AS pause_requested,
+          coalesce(l.pause_requested, false) AS pause_requested, l.stop_reason,
           f.started_at, f.finished_at, f.outcome, f.reason, f.error, f.result
    FROM ${s}.jobs j
    LEFT JOIN ${s}.ready r ON r.job_id = j.id

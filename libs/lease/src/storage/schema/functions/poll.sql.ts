@@ -20,10 +20,14 @@ BEGIN
   ), d AS (
     DELETE FROM ${s}.waiting w WHERE w.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING w.*
   ), r AS (
-    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind)
-    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, queue, kind FROM d ORDER BY run_at, job_id
+    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue,
+      kind, concurrency_key)
+    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key
+    FROM d ORDER BY run_at, job_id
   )
   SELECT count(*) INTO promoted FROM d;
+  -- What waits for a place of its concurrency key is promoted when one is given back; this is for whatever was missed then.
+  IF EXISTS (SELECT FROM ${s}.waiting WHERE blocked_on = 'limit') THEN PERFORM ${s}.promote_waiting_v1('', 100); END IF;
   IF p_look THEN
     v_from := clock_timestamp();
     lanes := (${lanesSql(s, 'NOT suspect')});

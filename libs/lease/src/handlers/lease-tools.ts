@@ -1,0 +1,236 @@
+import { Injectable } from '@nestjs/common';
+import { ModuleRef } from '@nestjs/core';
+import type { ClientBase, QueryResultRow } from 'pg';
+import type { DataSource, EntityManager } from 'typeorm';
+import { recordedSql } from '../claim/exchange.sql';
+import type { HeldLease } from '../claim/held-leases';
+import { LeaseLostError, LeaseSetupError, NonRetryableError } from '../errors';
+import { HeartbeatService } from '../heartbeat/heartbeat.service';
+import { ResolvedOptions } from '../options/lease-options';
+import { encodeResult } from '../settle/encode-result';
+import { Saves } from '../settle/saves';
+import { completeSql, extendSql, heldSql, saveSql } from '../settle/saves.sql';
+import { type RunInTransaction, type TransactionTarget, runnerOn } from '../storage/caller-transaction';
+import { Database } from '../storage/database';
+import { backoffMs, monotonicMs, sleep } from '../storage/delays';
+import { isConflict, isConnectionError } from '../storage/sql-errors';
+
+export interface TransactionOptions {
+  /** Whose transaction it is. Default: the module's `connection.dataSource`, else the application's DataSource. */
+  dataSource?: DataSource;
+  /** A `pg` client without an open transaction. */
+  client?: ClientBase;
+}
+
+const CONFLICT_TRIES = 8;
+
+/** What a lease can do with the database; one for all leases of the process. */
+@Injectable()
+export class LeaseTools {
+  constructor(
+    readonly saves: Saves,
+    private readonly heartbeat: HeartbeatService,
+    private readonly database: Database,
+    private readonly options: ResolvedOptions,
+    private readonly moduleRef: ModuleRef,
+  ) {}
+
+  get trusted(): boolean {
+    return this.heartbeat.trusted;
+  }
+
+  get checkpointMaxBytes(): number {
+    return this.options.checkpointMaxBytes;
+  }
+
+  async extend(held: HeldLease, ms: number): Promise<void> {
+    const sentAtMs = monotonicMs();
+    const [row] = await this.database.query<{ left_ms: string | null }>(extendSql(this.s), [
+      ...fence(held),
+      ms,
+      this.options.maxExtensionMs,
+    ]);
+    if (row?.left_ms == null) throw this.lost(held);
+    if (row.left_ms !== '-1') held.extended(sentAtMs, Number(row.left_ms));
+  }
+
+  /** The caller's transaction may be rolled back, or be another than the lease's: nothing is concluded from it but for this save. */
+  async checkpointIn(target: TransactionTarget, held: HeldLease, json: string, version: number): Promise<void> {
+    const { id, token, workerId } = held.job;
+    const save = `[{"job":${id},"token":${token},"worker":${JSON.stringify(workerId)},"version":${version},"checkpoint":${json}}]`;
+    const rows = await runnerOn(target)(saveSql(this.s), [save]);
+    if (rows.length === 0) throw this.lost(held);
+  }
+
+  async completeIn(target: TransactionTarget, held: HeldLease, result: unknown): Promise<void> {
+    const encoded = encodeResult(result, this.options.resultMaxBytes);
+    if ('problem' in encoded) throw new NonRetryableError(encoded.problem);
+    const run = runnerOn(target);
+    const { id, token, workerId } = held.job;
+    // From here on "gone" may mean that this has been committed.
+    held.settling = true;
+    held.completing = true;
+    const move = `[{"job":${id},"token":${token},"worker":${JSON.stringify(workerId)},"event":"complete"${
+      encoded.json === null ? '' : `,"result":${encoded.json}`
+    }}]`;
+    try {
+      const rows = await run(completeSql(this.s), [move]);
+      if (rows.length === 0) throw this.lost(held);
+    } catch (error) {
+      this.reopen(held);
+      throw error;
+    }
+  }
+
+  async transaction<T>(
+    held: HeldLease,
+    work: (target: TransactionTarget) => Promise<T>,
+    options: TransactionOptions,
+  ): Promise<T> {
+    for (let tries = 0; ; tries++) {
+      try {
+        return await this.transactionOnce(held, work, options);
+      } catch (error) {
+        if (!isConflict(rootOf(error)) || tries >= CONFLICT_TRIES) throw error;
+        await sleep(backoffMs(tries, 5, 1000));
+        held.throwIfInterrupted();
+      }
+    }
+  }
+
+  private async transactionOnce<T>(
+    held: HeldLease,
+    work: (target: TransactionTarget) => Promise<T>,
+    { client, dataSource }: TransactionOptions,
+  ): Promise<T> {
+    if (client) {
+      return this.within(held, client, work, {
+        run: async <R extends QueryResultRow>(text: string, values: unknown[]) => (await client.query(text, values)).rows as R[],
+        begin: () => client.query('BEGIN ISOLATION LEVEL READ COMMITTED'),
+        commit: () => client.query('COMMIT'),
+        rollback: () => client.query('ROLLBACK'),
+      });
+    }
+    const runner = (dataSource ?? (await this.dataSource())).createQueryRunner();
+    try {
+      await runner.connect();
+      return await this.within(held, runner.manager, work, {
+        run: async <R extends QueryResultRow>(text: string, values: unknown[]) => (await runner.query(text, values)) as R[],
+        begin: () => runner.startTransaction('READ COMMITTED'),
+        commit: () => runner.commitTransaction(),
+        rollback: () => runner.rollbackTransaction(),
+      });
+    } finally {
+      await runner.release();
+    }
+  }
+
+  private async within<T>(
+    held: HeldLease,
+    target: EntityManager | ClientBase,
+    work: (target: TransactionTarget) => Promise<T>,
+    { run, begin, commit, rollback }: Transaction,
+  ): Promise<T> {
+    await begin();
+    let result: T;
+    try {
+      // Frozen in here it would keep its locks, and with them rescue and cancel from the job.
+      await run(`SELECT set_config('idle_in_transaction_session_timeout', $1, true)`, [
+        `${this.options.lease.ttlMs}ms`,
+      ]);
+      await this.assertHeld(run, held, false);
+      result = await work(target);
+      if (!held.completing) await this.assertHeld(run, held, true);
+    } catch (error) {
+      this.reopen(held);
+      // A session that the server has ended has rolled back already.
+      await rollback().catch(() => undefined);
+      throw error;
+    }
+    try {
+      await commit();
+    } catch (error) {
+      await rollback().catch(() => undefined);
+      if (!held.completing || !(await this.wasCommitted(held, error))) {
+        this.reopen(held);
+        throw error;
+      }
+    }
+    if (held.completing) held.settled = true;
+    return result;
+  }
+
+  /** The answer to the COMMIT was lost. Waits for whatever still has the lease locked, then looks for the outcome. */
+  private async wasCommitted({ job }: HeldLease, error: unknown): Promise<boolean> {
+    if (!isConnectionError(rootOf(error))) return false;
+    for (let tries = 0; ; tries++) {
+      try {
+        const [lease] = await this.database.query<{ held: boolean }>(heldSql(this.s), [
+          job.id,
+          job.token,
+          job.workerId,
+          true,
+        ]);
+        if (lease?.held) return false;
+        const recorded = await this.database.query(recordedSql(this.s), [[job.id], [job.token], [job.workerId]]);
+        return recorded.length > 0;
+      } catch (lookError) {
+        if (!isConnectionError(lookError)) throw lookError;
+        await sleep(backoffMs(tries, 50, 2000));
+      }
+    }
+  }
+
+  private async assertHeld(run: RunInTransaction, held: HeldLease, lock: boolean): Promise<void> {
+    const [row] = await run<{ held: boolean }>(heldSql(this.s), [...fence(held), lock]);
+    if (!row?.held) throw this.lost(held);
+  }
+
+  /** The completion was rolled back: the job is still to be settled. */
+  private reopen(held: HeldLease): void {
+    if (held.completing) held.reopen();
+  }
+
+  private lost(held: HeldLease): LeaseLostError {
+    if (!held.settling || held.completing) held.interrupt('lease-lost');
+    return new LeaseLostError(held.job.id, held.job.token);
+  }
+
+  private async dataSource(): Promise<DataSource> {
+    const found = this.options.connection.dataSource ?? (await this.applicationDataSource());
+    if (!found) {
+      throw new LeaseSetupError(
+        'lease.transaction() found no DataSource: pass { dataSource } or { client }, give the module connection.dataSource, or import TypeOrmModule',
+      );
+    }
+    if (!found.isInitialized) {
+      throw new LeaseSetupError('lease.transaction(): the DataSource is not initialized; await dataSource.initialize()');
+    }
+    return found;
+  }
+
+  private async applicationDataSource(): Promise<DataSource | undefined> {
+    const { DataSource: token } = await import('typeorm');
+    try {
+      return this.moduleRef.get(token, { strict: false });
+    } catch {
+      return undefined;
+    }
+  }
+
+  private get s(): string {
+    return this.database.schema.quoted;
+  }
+}
+
+interface Transaction {
+  run: RunInTransaction;
+  begin: () => Promise<unknown>;
+  commit: () => Promise<unknown>;
+  rollback: () => Promise<unknown>;
+}
+
+const fence = ({ job }: HeldLease): [string, string, string] => [job.id, job.token, job.workerId];
+
+/** TypeORM wraps what the driver says. */
+const rootOf = (error: unknown): unknown => (error as { driverError?: unknown } | undefined)?.driverError ?? error;
