@@ -60,8 +60,9 @@ describe('renewal', () => {
     ]);
     // And a lease that the worker does not know, between two that it does, and of an earlier claim.
     await db.query(
-      `INSERT INTO ${S}.leases SELECT 0, $1::bigint, 0, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority, suspect,
-         false, false, worker_id, queue, kind FROM ${S}.leases LIMIT 1`,
+      `INSERT INTO ${S}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority, suspect,
+         worker_id, queue, kind)
+       SELECT 0, $1::bigint, 0, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority, suspect, worker_id, queue, kind FROM ${S}.leases LIMIT 1`,
       [taken[0]!.job.token],
     );
     await db.query(

@@ -57,7 +57,7 @@ describe('a wrong value is refused by its path, with the value and what is allow
     ['handlers', [], 'none'],
     ['lease', 'long', []],
     ['rescue', 7],
-    ['backoff', '1s'],
+    ['backoff', 'soon'],
     ['schema', '', 5, 's'.repeat(64), 'a$b', 'pg_x'],
     ['connection.poolMax', 1, 501, 2.5],
     ['connection.queryTimeout', 99, '2h'],

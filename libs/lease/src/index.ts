@@ -4,7 +4,14 @@ export type * from './options/lease-options';
 export type { Duration } from './options/duration';
 
 export { JobHandler } from './handlers/job-handler.decorator';
-export type { CheckpointFormat, Handler, HandlerClass, JobHandlerOptions, PayloadOf, ResultOf } from './handlers/handler.types';
+export type {
+  CheckpointFormat,
+  Handler,
+  HandlerClass,
+  JobHandlerOptions,
+  PayloadOf,
+  ResultOf,
+} from './handlers/handler.types';
 export { Lease } from './handlers/lease';
 export { JobInterruptedError, type InterruptionReason } from './claim/interruption';
 

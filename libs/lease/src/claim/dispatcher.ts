@@ -51,12 +51,7 @@ export class Dispatcher implements Claimer {
   }
 
   /** Begins (or after a fence: goes on) to claim for this worker, by the kinds' limits here and in the whole fleet. `onRefused`: the database holds the worker for dead. */
-  open(
-    workerId: string,
-    limits: Map<string, number>,
-    fleetLimits: Map<string, number>,
-    onRefused: () => void,
-  ): void {
+  open(workerId: string, limits: Map<string, number>, fleetLimits: Map<string, number>, onRefused: () => void): void {
     const first = this.workerId === undefined;
     this.workerId = workerId;
     this.accepting = true;

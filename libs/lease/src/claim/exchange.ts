@@ -62,7 +62,11 @@ const REFUSED: Answer = { applied: false };
 
 type Moved = Pick<MoveRow, 'place' | 'reason'>;
 const COMPLETED: Moved = { place: 'completed', reason: null };
-const answerOf = ({ place, reason }: Moved): Answer => ({ applied: true, place, ...(reason === null ? {} : { reason }) });
+const answerOf = ({ place, reason }: Moved): Answer => ({
+  applied: true,
+  place,
+  ...(reason === null ? {} : { reason }),
+});
 
 /**
  * All traffic about running jobs: outcomes and claims share round trips. Outcomes that arrive while one flush is on the wire go out

@@ -60,7 +60,9 @@ export interface Scan {
 }
 
 export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jobs: readonly LeasedJob[]): Scan {
-  const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0, paused = 0, capped = 0, ...counts] = text.split(',').map(Number);
+  const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0, paused = 0, capped = 0, ...counts] = text
+    .split(',')
+    .map(Number);
   const gave = new Map<string, number>();
   for (const { queue, kind, suspect } of jobs) {
     if (!suspect) gave.set(`${queue}\0${kind}`, (gave.get(`${queue}\0${kind}`) ?? 0) + 1);

@@ -107,9 +107,11 @@ export class WakeUp {
     if (this.options.wakeUp === 'off') return;
     const text = JSON.stringify(message);
     const payload = Buffer.byteLength(text) <= MAX_PAYLOAD_BYTES ? text : JSON.stringify({ stop: [] });
-    this.database.query(NOTIFY, [this.database.schema.channel, payload], { name: 'leasehold_notify' }).catch((error: unknown) => {
-      this.trouble.warn('notify', `Could not tell the other processes, they look by themselves: ${errorText(error)}`);
-    });
+    this.database
+      .query(NOTIFY, [this.database.schema.channel, payload], { name: 'leasehold_notify' })
+      .catch((error: unknown) => {
+        this.trouble.warn('notify', `Could not tell the other processes, they look by themselves: ${errorText(error)}`);
+      });
   }
 
   private receive(payload: string): void {
@@ -122,7 +124,8 @@ export class WakeUp {
 
   private remember(jobId: string): void {
     const now = monotonicMs();
-    if (this.awaited.size >= MAX_AWAITED) for (const [id, until] of this.awaited) if (until < now) this.awaited.delete(id);
+    if (this.awaited.size >= MAX_AWAITED)
+      for (const [id, until] of this.awaited) if (until < now) this.awaited.delete(id);
     if (this.awaited.size < MAX_AWAITED) this.awaited.set(jobId, now + AWAITED_MS);
   }
 

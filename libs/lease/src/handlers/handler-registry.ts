@@ -95,7 +95,13 @@ export class HandlerRegistry {
 
   private define(type: Type<Handler>, wrapper: InstanceWrapper | undefined): HandlerDefinition | undefined {
     const metadata = handlerMetadata(type);
-    const { payload, instance = 'default', concurrencyKey, checkpoint = { version: 1 }, ...decorated } = metadata?.options ?? {};
+    const {
+      payload,
+      instance = 'default',
+      concurrencyKey,
+      checkpoint = { version: 1 },
+      ...decorated
+    } = metadata?.options ?? {};
     if (!metadata || instance !== this.options.name) return undefined;
     const { kind } = metadata;
     const where = `@JobHandler(${JSON.stringify(kind)}) on ${type.name}`;

@@ -105,7 +105,8 @@ export class LeaseTools {
   ): Promise<T> {
     if (client) {
       return this.within(held, client, work, {
-        run: async <R extends QueryResultRow>(text: string, values: unknown[]) => (await client.query(text, values)).rows as R[],
+        run: async <R extends QueryResultRow>(text: string, values: unknown[]) =>
+          (await client.query(text, values)).rows as R[],
         begin: () => client.query('BEGIN ISOLATION LEVEL READ COMMITTED'),
         commit: () => client.query('COMMIT'),
         rollback: () => client.query('ROLLBACK'),
@@ -115,7 +116,8 @@ export class LeaseTools {
     try {
       await runner.connect();
       return await this.within(held, runner.manager, work, {
-        run: async <R extends QueryResultRow>(text: string, values: unknown[]) => (await runner.query(text, values)) as R[],
+        run: async <R extends QueryResultRow>(text: string, values: unknown[]) =>
+          (await runner.query(text, values)) as R[],
         begin: () => runner.startTransaction('READ COMMITTED'),
         commit: () => runner.commitTransaction(),
         rollback: () => runner.rollbackTransaction(),
@@ -204,7 +206,9 @@ export class LeaseTools {
       );
     }
     if (!found.isInitialized) {
-      throw new LeaseSetupError('lease.transaction(): the DataSource is not initialized; await dataSource.initialize()');
+      throw new LeaseSetupError(
+        'lease.transaction(): the DataSource is not initialized; await dataSource.initialize()',
+      );
     }
     return found;
   }

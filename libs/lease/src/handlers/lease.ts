@@ -172,8 +172,7 @@ export class Lease {
   }
 }
 
-const clip = (text: string, limit: number): string =>
-  storable(text.length > limit ? `${text.slice(0, limit)}…` : text);
+const clip = (text: string, limit: number): string => storable(text.length > limit ? `${text.slice(0, limit)}…` : text);
 
 function durationMs(what: string, duration: Duration): number {
   const ms = parseDuration(duration);
@@ -182,4 +181,3 @@ function durationMs(what: string, duration: Duration): number {
   }
   return ms;
 }
-

@@ -22,11 +22,7 @@ export type EnqueueTransaction = CallerTransaction;
  * - `{ debounce }`: runs so long after the last call, with its payload; `maxWait`: at most so long after the first.
  */
 export type KeyMode =
-  | 'ignore'
-  | 'replace'
-  | 'serial'
-  | { throttle: Duration }
-  | { debounce: Duration; maxWait?: Duration };
+  'ignore' | 'replace' | 'serial' | { throttle: Duration } | { debounce: Duration; maxWait?: Duration };
 
 export interface EnqueueOptions extends EnqueueTransaction {
   /** Not before this moment, by the database's clock: a Date, or ISO 8601 text with a zone. */
@@ -203,7 +199,10 @@ function withConcurrencyKey({ json, kind, definition }: PreparedHead, payload: u
 
 type Refuse = (field: string, value: unknown, must: string) => never;
 
-function backoffOf(given: EnqueueOptions, { backoff }: ResolvedBudget): { backoff?: { baseMs: number; maxMs: number } } {
+function backoffOf(
+  given: EnqueueOptions,
+  { backoff }: ResolvedBudget,
+): { backoff?: { baseMs: number; maxMs: number } } {
   let { baseMs, maxMs } = backoff;
   if (given.backoff !== undefined) {
     try {

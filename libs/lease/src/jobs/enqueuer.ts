@@ -100,7 +100,8 @@ export class Enqueuer {
         return answers;
       } catch (error) {
         const repeatable = isConflict(error) || error instanceof EnqueueUncertainError;
-        if (!repeatable || tries >= REPEATS || (!isConflict(error) && jobs.some(({ head }) => !head.keyed))) throw error;
+        if (!repeatable || tries >= REPEATS || (!isConflict(error) && jobs.some(({ head }) => !head.keyed)))
+          throw error;
         await sleep(backoffMs(tries, 20, 1000));
       }
     }

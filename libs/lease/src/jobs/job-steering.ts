@@ -208,7 +208,8 @@ const steered = ({ job, answer, state, nowIn }: SteerRow): Steered => ({
 /** What to do instead. */
 function hint(command: JobCommand, state: JobState): string {
   if (state === 'running') return command === 'delete' ? 'cancel or forceCancel it first' : 'wait for it, or cancel it';
-  if (state === 'completed' || state === 'failed' || state === 'cancelled') return 'it has finished; retry runs it again';
+  if (state === 'completed' || state === 'failed' || state === 'cancelled')
+    return 'it has finished; retry runs it again';
   if (state === 'paused') return 'resume it first';
   if (command === 'retry') return 'it has not finished; runNow starts a scheduled one at once';
   return '';

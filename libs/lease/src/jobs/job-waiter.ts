@@ -30,7 +30,10 @@ export class JobWaiter {
   async waitFor(id: string, { timeout = 30_000, signal }: WaitOptions = {}): Promise<JobStatus> {
     const timeoutMs = parseDuration(timeout);
     if (timeoutMs === undefined) {
-      throw new InvalidJobError(`timeout = ${JSON.stringify(timeout)} must be a duration (${DURATION_SYNTAX})`, 'timeout');
+      throw new InvalidJobError(
+        `timeout = ${JSON.stringify(timeout)} must be a duration (${DURATION_SYNTAX})`,
+        'timeout',
+      );
     }
     const until = monotonicMs() + timeoutMs;
     const heard = this.wakeUp.awaitEnd(id);

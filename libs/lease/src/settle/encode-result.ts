@@ -8,7 +8,11 @@ const ESCAPED_NUL_OR_SURROGATE = /((?:^|[^\\])(?:\\\\)*)\\u(?:0000|d[89a-f][0-9a
  * result over `maxBytes` is a problem: the run is then failed for good with this text, because running it again would repeat its
  * effects to the same end.
  */
-export function encodeResult(result: unknown, maxBytes: number, what: 'result' | 'checkpoint' = 'result'): EncodedResult {
+export function encodeResult(
+  result: unknown,
+  maxBytes: number,
+  what: 'result' | 'checkpoint' = 'result',
+): EncodedResult {
   let json: string | undefined;
   try {
     json = JSON.stringify(result);

@@ -32,7 +32,8 @@ export function runnerOf({ manager, queryRunner, client }: CallerTransaction): R
   }
   if (client) {
     assertOpen(client);
-    return async <R extends QueryResultRow>(text: string, values: unknown[]) => (await client.query(text, values)).rows as R[];
+    return async <R extends QueryResultRow>(text: string, values: unknown[]) =>
+      (await client.query(text, values)).rows as R[];
   }
   const runner = queryRunner ?? manager?.queryRunner;
   if (!runner?.isTransactionActive) {

@@ -208,7 +208,12 @@ export class WorkerLifecycle {
     const fleet = new Map(
       definitions.flatMap(({ kind, fleetConcurrency: limit }) => (limit === undefined ? [] : [[kind, limit] as const])),
     );
-    this.dispatcher.open(this.workers.currentId, limits, fleet, () => void this.heartbeat.renew().catch(() => undefined));
+    this.dispatcher.open(
+      this.workers.currentId,
+      limits,
+      fleet,
+      () => void this.heartbeat.renew().catch(() => undefined),
+    );
   }
 
   /** This identity is lost; its jobs have been interrupted. One way back at a time, however often it happens on the way. */

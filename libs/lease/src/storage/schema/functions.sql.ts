@@ -14,14 +14,7 @@ import {
   sweepKeysSql,
   unblockSql,
 } from './functions/keys.sql';
-import {
-  admitSql,
-  ageSql,
-  capsSql,
-  promotePlacesSql,
-  promoteWaitingSql,
-  spendSql,
-} from './functions/limits.sql';
+import { admitSql, ageSql, capsSql, promotePlacesSql, promoteWaitingSql, spendSql } from './functions/limits.sql';
 import { publicEnqueueSql } from './functions/public.sql';
 import { extendSql, heldSql, saveSql } from './functions/save.sql';
 import { forgetSql, retakeKeySql, steerSql } from './functions/steer.sql';

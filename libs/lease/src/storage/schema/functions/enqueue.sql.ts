@@ -31,7 +31,9 @@ BEGIN
       tags text[], "runAt" timestamptz, "delayMs" bigint, "concurrencyKey" text, "concurrencyMax" int, "keySpace" text, key text,
       "blockedOn" text)
   ), i AS MATERIALIZED (
-    SELECT nextval('${inLiteral(s)}.jobs_id_seq') AS id, e.payload, octet_length(e.payload::text) AS payload_bytes, g.*
+    SELECT nextval('${inLiteral(s)}.jobs_id_seq') AS id, e.payload, octet_length(e.payload::text) AS payload_bytes, g.queue, g.kind,
+           g.priority, g."maxAttempts", g."maxCrashes", g."maxReleases", g."maxSnoozes", g."chargeLost", g.backoff, g.tags, g."concurrencyKey",
+           g."concurrencyMax", g."keySpace", g.key, g.keyed, g."blockedOn", g.run_at, g.deadline_ms
     FROM g CROSS JOIN LATERAL json_array_elements(g.payloads) AS e(payload)
   ), j AS (
     INSERT INTO ${s}.jobs (id, queue, kind, payload, payload_bytes, priority, max_attempts, max_crashes, max_releases, max_snoozes,

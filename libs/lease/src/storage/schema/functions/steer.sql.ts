@@ -3,10 +3,13 @@ import { inLiteral } from '../quote';
 
 /** `command state` -> effect, of the table in transitions.ts. */
 const effects = Object.entries(COMMANDS)
-  .flatMap(([command, states]) => Object.entries(states).map(([state, effect]) => `WHEN '${command} ${state}' THEN '${effect}'`))
+  .flatMap(([command, states]) =>
+    Object.entries(states).map(([state, effect]) => `WHEN '${command} ${state}' THEN '${effect}'`),
+  )
   .join(' ');
 
-const MOVED = 'job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key';
+const MOVED =
+  'job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key';
 
 /**
  * Does one command to each of some jobs, in the order of their ids, by the table in transitions.ts. Answers one row a job: `answer` is the
