@@ -1,7 +1,7 @@
 import { Injectable } from '@nestjs/common';
 import { ModuleRef } from '@nestjs/core';
 import type { ClientBase, QueryResultRow } from 'pg';
-import type { DataSource, EntityManager } from 'typeorm';
+import { DataSource, type EntityManager } from 'typeorm';
 import { recordedSql } from '../claim/exchange.sql';
 import type { HeldLease } from '../claim/held-leases';
 import { LeaseLostError, LeaseSetupError, NonRetryableError } from '../errors';
@@ -112,7 +112,7 @@ export class LeaseTools {
         rollback: () => client.query('ROLLBACK'),
       });
     }
-    const runner = (dataSource ?? (await this.dataSource())).createQueryRunner();
+    const runner = (dataSource ?? this.dataSource()).createQueryRunner();
     try {
       await runner.connect();
       return await this.within(held, runner.manager, work, {
@@ -198,8 +198,8 @@ export class LeaseTools {
     return new LeaseLostError(held.job.id, held.job.token);
   }
 
-  private async dataSource(): Promise<DataSource> {
-    const found = this.options.connection.dataSource ?? (await this.applicationDataSource());
+  private dataSource(): DataSource {
+    const found = this.options.connection.dataSource ?? this.applicationDataSource();
     if (!found) {
       throw new LeaseSetupError(
         'lease.transaction() found no DataSource: pass { dataSource } or { client }, give the module connection.dataSource, or import TypeOrmModule',
@@ -213,10 +213,9 @@ export class LeaseTools {
     return found;
   }
 
-  private async applicationDataSource(): Promise<DataSource | undefined> {
-    const { DataSource: token } = await import('typeorm');
+  private applicationDataSource(): DataSource | undefined {
     try {
-      return this.moduleRef.get(token, { strict: false });
+      return this.moduleRef.get(DataSource, { strict: false });
     } catch {
       return undefined;
     }

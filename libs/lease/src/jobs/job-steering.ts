@@ -2,6 +2,7 @@ import { Injectable } from '@nestjs/common';
 import { WakeUp } from '../claim/wake-up';
 import { IllegalTransitionError, InvalidJobError, JobContendedError, UnknownJobError } from '../errors';
 import { LeaseEvents } from '../events/lease-events';
+import { didYouMean } from '../options/suggest';
 import { isName } from '../options/validators';
 import { Database } from '../storage/database';
 import { type JobFilter, assertId, filterOf } from './job-filter';
@@ -79,6 +80,7 @@ export class JobSteering {
   /** @throws UnknownJobError, IllegalTransitionError, JobContendedError */
   async one(command: JobCommand, id: string, { reason, priority }: SteerManyOptions = {}): Promise<Steered> {
     assertId(id, 'id');
+    assertCommand(command, { reason, priority });
     const [row] = await this.send(command, [id], reason, priority);
     if (!row || row.answer === 'unknown') throw new UnknownJobError(id);
     switch (row.answer) {
@@ -101,6 +103,7 @@ export class JobSteering {
     if (!Number.isInteger(limit) || limit < 1 || limit > MAX_MANY) {
       throw new InvalidJobError(`limit = ${limit} must be a whole number from 1 to ${MAX_MANY}`, 'limit');
     }
+    assertCommand(command, options);
     const summary: SteerSummary = { changed: 0, requested: 0, unchanged: 0, skipped: 0, more: false };
     const states = statesFor(command, filter);
     for (let after = '0', left = limit; left > 0 && states.length > 0;) {
@@ -116,6 +119,7 @@ export class JobSteering {
 
   /** How many jobs `many` would do the command to, counted to 10 000. */
   async preview(command: JobCommand, filter: JobFilter): Promise<number> {
+    assertKnown(command);
     const states = statesFor(command, filter);
     if (states.length === 0) return 0;
     const { kind, queue, tag } = filterOf(filter);
@@ -141,21 +145,6 @@ export class JobSteering {
     reason: string | undefined,
     priority: number | undefined,
   ): Promise<SteerRow[]> {
-    if (!(command in COMMANDS)) {
-      throw new InvalidJobError(`There is no command '${String(command)}'`, 'command');
-    }
-    if (reason !== undefined && !isName(reason, 500)) {
-      throw new InvalidJobError('reason must be text of 1 to 500 bytes without NUL or lone surrogates', 'reason');
-    }
-    const legal = Number.isInteger(priority) && Math.abs(Number(priority) + 0.5) <= 32_767.5;
-    if (command === 'reprioritise' ? !legal : priority !== undefined) {
-      throw new InvalidJobError(
-        command === 'reprioritise'
-          ? `priority = ${priority} must be a whole number from -32768 to 32767`
-          : `priority is for reprioritise, not for ${command}`,
-        'priority',
-      );
-    }
     const rows = await this.database.query<SteerRow>(steerSql(this.s), [command, ids, reason ?? null, priority ?? 0]);
     this.announce(command, rows);
     return rows;
@@ -179,6 +168,32 @@ export class JobSteering {
 
   private get s(): string {
     return this.database.schema.quoted;
+  }
+}
+
+function assertKnown(command: JobCommand): void {
+  if (!Object.hasOwn(COMMANDS, command)) {
+    throw new InvalidJobError(
+      `There is no command '${String(command)}'${didYouMean(String(command), Object.keys(COMMANDS))}`,
+      'command',
+    );
+  }
+}
+
+function assertCommand(
+  command: JobCommand,
+  { reason, priority }: { reason?: string | undefined; priority?: number | undefined },
+): void {
+  assertKnown(command);
+  if (reason !== undefined && !isName(reason, 500)) {
+    throw new InvalidJobError('reason must be text of 1 to 500 bytes without NUL or lone surrogates', 'reason');
+  }
+  if (command !== 'reprioritise') {
+    if (priority === undefined) return;
+    throw new InvalidJobError(`priority is for reprioritise, not for ${command}`, 'priority');
+  }
+  if (!Number.isInteger(priority) || Math.abs(Number(priority) + 0.5) > 32_767.5) {
+    throw new InvalidJobError(`priority = ${priority} must be a whole number from -32768 to 32767`, 'priority');
   }
 }
 

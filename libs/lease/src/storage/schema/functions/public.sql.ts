@@ -1,5 +1,4 @@
 import { Schema } from '../../schema';
-import { inLiteral } from '../quote';
 
 const MAX_BYTES = 1024 * 1024;
 
