@@ -66,13 +66,11 @@ export class HeldLease {
     return this.endsAtMs === null ? Infinity : Math.max(0, this.endsAtMs - monotonicMs());
   }
 
-  /** The database has moved the deadline to `leftMs` after `sentAtMs`, or later. */
-  extended(sentAtMs: number, leftMs: number): void {
-    if (this.endsAtMs === null) return;
-    const laterMs = sentAtMs + leftMs - this.endsAtMs;
-    if (laterMs <= 0) return;
-    this.endsAtMs += laterMs;
-    if (this.deadlineAt) this.deadlineAt = new Date(this.deadlineAt.getTime() + laterMs);
+  /** The database has moved the deadline: on this process's monotonic clock, and on its own. */
+  extended(endsAtMs: number, deadlineAt: Date): void {
+    this.deadlineAt = deadlineAt;
+    if (this.endsAtMs === null || endsAtMs <= this.endsAtMs) return;
+    this.endsAtMs = endsAtMs;
     if (this.timer) clearTimeout(this.timer);
     this.timer = undefined;
     this.armDeadline();

@@ -18,10 +18,12 @@ export interface Handler<P = unknown, R = unknown, C = unknown> {
 }
 
 /** A class decorated with `@JobHandler`. */
-export type HandlerClass<P = never, R = unknown> = new (...args: never[]) => Handler<P, R>;
+export type HandlerClass<P = never, R = unknown> = new (...args: never[]) => Handler<P, R, never>;
 
 /** The payload's type of a handler class. */
-export type PayloadOf<H> = H extends new (...args: never[]) => { handle(job: Job<infer P>, lease: Lease): unknown }
+export type PayloadOf<H> = H extends new (...args: never[]) => {
+  handle(job: Job<infer P, never>, lease: Lease): unknown;
+}
   ? P
   : never;
 

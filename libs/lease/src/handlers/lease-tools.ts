@@ -45,13 +45,13 @@ export class LeaseTools {
 
   async extend(held: HeldLease, ms: number): Promise<void> {
     const sentAtMs = monotonicMs();
-    const [row] = await this.database.query<{ left_ms: string | null }>(extendSql(this.s), [
+    const [row] = await this.database.query<{ left_ms: string | null; deadline: Date | null }>(extendSql(this.s), [
       ...fence(held),
       ms,
       this.options.maxExtensionMs,
     ]);
     if (row?.left_ms == null) throw this.lost(held);
-    if (row.left_ms !== '-1') held.extended(sentAtMs, Number(row.left_ms));
+    if (row.deadline) held.extended(sentAtMs + Number(row.left_ms), row.deadline);
   }
 
   /** The caller's transaction may be rolled back, or be another than the lease's: nothing is concluded from it but for this save. */

@@ -3,7 +3,8 @@ export const saveSql = (s: string): string =>
   `SELECT job::text, token::text, cancel, pause FROM ${s}.save_v1($1::json)`;
 
 /** Moves a lease's deadline; see `extend_v1`. Locks the lease. */
-export const extendSql = (s: string): string => `SELECT ${s}.extend_v1($1, $2, $3, $4, $5)::text AS left_ms`;
+export const extendSql = (s: string): string =>
+  `SELECT left_ms::text, deadline FROM ${s}.extend_v1($1, $2, $3, $4, $5)`;
 
 /** Whether a lease is held; see `held_v1`. Locks it if told to. */
 export const heldSql = (s: string): string => `SELECT ${s}.held_v1($1, $2, $3, $4) AS held`;

@@ -46,6 +46,8 @@ export class Saves {
   private readonly trouble = new ThrottledLog(new Logger('Leasehold'));
   private readonly unsaved = new Map<string, Unsaved>();
   private writing: Promise<void> | undefined;
+  /** There is something to be written now. */
+  private due = false;
   private timer: NodeJS.Timeout | undefined;
 
   constructor(private readonly database: Database) {}
@@ -100,13 +102,20 @@ export class Saves {
   }
 
   private write(): void {
-    this.writing ??= this.writeAll().finally(() => (this.writing = undefined));
+    this.due = true;
+    this.writing ??= this.writeAll().finally(() => {
+      this.writing = undefined;
+      // What was given between the last look and here.
+      if (this.due) this.write();
+    });
   }
 
   private async writeAll(): Promise<void> {
     // What is saved in this turn goes together.
     await new Promise<void>((resolve) => setImmediate(resolve));
-    for (let failures = 0; this.unsaved.size > 0;) {
+    for (let failures = 0; this.due;) {
+      // Notes alone wait for their time.
+      this.due = this.unsaved.size > MAX_BATCH;
       const batch = [...this.unsaved.values()].slice(0, MAX_BATCH);
       for (const { lease } of batch) this.unsaved.delete(lease.job.key);
       try {
@@ -115,6 +124,7 @@ export class Saves {
       } catch (error) {
         this.trouble.warn('save', `Could not save checkpoints, trying again: ${errorText(error)}`);
         for (const entry of batch) this.putBack(entry);
+        this.due = this.unsaved.size > 0;
         await sleep(backoffMs(failures++, 20, 1000));
       }
     }

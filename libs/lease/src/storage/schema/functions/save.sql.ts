@@ -43,22 +43,21 @@ BEGIN
 END $fn$`;
 
 /**
- * Moves the deadline of a lease to `p_ms` from now, at most `p_max_ms` after it was claimed. Null: the lease is not held any more, or its deadline
- * has passed. A lease without a deadline stays without (-1). Locks the lease.
+ * Moves the deadline of a lease to `p_ms` from now, if that is later, and at most `p_max_ms` after it was claimed. `left_ms`: until then; null: the
+ * lease is not held any more, or its deadline has passed; -1: it has none, and stays without. Locks the lease.
  */
 export const extendSql = (s: string): string => `
-CREATE FUNCTION ${s}.extend_v1(p_job bigint, p_token bigint, p_worker text, p_ms bigint, p_max_ms bigint) RETURNS bigint
+CREATE FUNCTION ${s}.extend_v1(p_job bigint, p_token bigint, p_worker text, p_ms bigint, p_max_ms bigint,
+  OUT left_ms bigint, OUT deadline timestamptz)
 LANGUAGE plpgsql AS $fn$
 DECLARE
   v_now timestamptz := clock_timestamp();
-  v_deadline timestamptz;
 BEGIN
   UPDATE ${s}.leases l SET deadline_at = CASE WHEN l.deadline_at IS NOT NULL THEN
       greatest(l.deadline_at, least(v_now + p_ms * interval '1 ms', l.claimed_at + p_max_ms * interval '1 ms')) END
   WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker AND coalesce(l.deadline_at > v_now, true)
-  RETURNING l.deadline_at INTO v_deadline;
-  IF NOT FOUND THEN RETURN NULL; END IF;
-  RETURN coalesce(floor(date_part('epoch', v_deadline - v_now) * 1000)::bigint, -1);
+  RETURNING l.deadline_at INTO deadline;
+  IF FOUND THEN left_ms := coalesce(floor(date_part('epoch', deadline - v_now) * 1000)::bigint, -1); END IF;
 END $fn$`;
 
 /** Whether a lease is held, waiting for nobody and locking nothing; or (`p_lock`) locked to the end of the transaction, so that no rescue can take it. */
