@@ -9,7 +9,7 @@ import { HeartbeatService } from '../heartbeat/heartbeat.service';
 import { ResolvedOptions } from '../options/lease-options';
 import { encodeResult } from '../settle/encode-result';
 import { Saves } from '../settle/saves';
-import { completeSql, extendSql, heldSql, saveSql } from '../settle/saves.sql';
+import { completeSql, extendSql, heldSql, promoteOfSql, saveSql } from '../settle/saves.sql';
 import { type RunInTransaction, type TransactionTarget, runnerOn } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
@@ -158,7 +158,11 @@ export class LeaseTools {
         throw error;
       }
     }
-    if (held.completing) held.settled = true;
+    if (held.completing) {
+      held.settled = true;
+      // Only a hint: the next poll promotes whoever waits for the place.
+      this.database.query(promoteOfSql(this.s), [held.job.id]).catch(() => undefined);
+    }
     return result;
   }
 

@@ -26,10 +26,11 @@ import { TOO_LATE } from './step.sql';
  *
  * Locks: the named `leases` rows, in the order of job_id, and only those whose token and worker are the ones named; a row that is
  * gone or was leased anew is not touched. With `p_skip` rows locked by somebody else are left for the next pass (rescue);
- * without, it waits for them (settle: a skipped row would look lost). Returns the moves made; what is missing was lost.
+ * without, it waits for them (settle: a skipped row would look lost). With `p_open` the transaction is a user's and may stay open for long: places
+ * of concurrency keys are then promoted after its commit, since their lock would keep others from starting. Returns the moves made; what is missing was lost.
  */
 export const moveSql = (s: string): string => `
-CREATE FUNCTION ${s}.move_v1(p_moves json, p_skip boolean)
+CREATE FUNCTION ${s}.move_v1(p_moves json, p_skip boolean, p_open boolean DEFAULT false)
 RETURNS TABLE (job_id bigint, token bigint, place text, outcome text, attempt int, crashes int, kind text, queue text, worker_id text,
   reason text)
 LANGUAGE plpgsql AS $fn$
@@ -152,7 +153,7 @@ BEGIN
     v_keyed := (SELECT array_agg(x) FROM unnest(v_keyed) AS x WHERE ${s}.state_v1(x) IN ('completed', 'failed', 'cancelled'));
     IF v_keyed IS NOT NULL THEN PERFORM ${s}.release_keys_v1(v_keyed); END IF;
   END IF;
-  IF v_places IS NOT NULL THEN PERFORM ${s}.promote_places_v1(v_places); END IF;
+  IF v_places IS NOT NULL AND NOT p_open THEN PERFORM ${s}.promote_places_v1(v_places); END IF;
   -- What was never started takes nothing from the rate of its queue.
   IF EXISTS (SELECT FROM ${s}.queues WHERE rate_limit IS NOT NULL) THEN
     PERFORM ${s}.spend_v1(array_agg(x.queue), array_agg(x.n)) FROM (
