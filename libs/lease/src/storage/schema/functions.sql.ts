@@ -15,6 +15,7 @@ import {
   unblockSql,
 } from './functions/keys.sql';
 import { admitSql, ageSql, capsSql, promotePlacesSql, promoteWaitingSql, spendSql } from './functions/limits.sql';
+import { dropEmptyDaySql, finishedDaysSql, pruneSql, pruneTheseSql } from './functions/prune.sql';
 import { publicEnqueueSql } from './functions/public.sql';
 import { extendSql, heldSql, saveSql } from './functions/save.sql';
 import { forgetSql, retakeKeySql, steerSql } from './functions/steer.sql';
@@ -70,10 +71,16 @@ export const functionsSql = (s: string): string[] => [
   retakeKeySql(s),
   steerSql(s),
   publicEnqueueSql(s),
-  // Waiting longer for a place would keep outcomes from being recorded.
-  `ALTER FUNCTION ${s}.promote_places_v1(text[]) SET lock_timeout = '200ms'`,
+  finishedDaysSql(s),
+  pruneTheseSql(s),
+  pruneSql(s),
+  dropEmptyDaySql(s),
+  // Waiting longer for a key or a place would keep outcomes from being recorded.
+  ...['promote_places_v1(text[])', 'release_keys_v1(bigint[])', 'unblock_v1(bigint, text)'].map(
+    (signature) => `ALTER FUNCTION ${s}.${signature} SET lock_timeout = '100ms'`,
+  ),
   pin(s, 'enqueue_v1(json)'),
-  pin(s, 'move_v1(json, boolean)'),
+  pin(s, 'move_v1(json, boolean, boolean)'),
   pin(
     s,
     'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[])',
@@ -88,6 +95,7 @@ export const functionsSql = (s: string): string[] => [
     'extend_v1(bigint, bigint, text, bigint, bigint)',
     'held_v1(bigint, bigint, text, boolean)',
     'steer_v1(text, bigint[], text, int)',
+    'prune_v1(bigint, bigint, bigint, timestamptz, bigint, int)',
   ].map((signature) => pin(s, signature)),
   pin(s, 'poll_v1(text[], text[], int, boolean)'),
   pin(s, 'tally_v1(text, bigint, bigint)'),

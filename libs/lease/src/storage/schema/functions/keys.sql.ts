@@ -16,15 +16,19 @@ $fn$`;
 
 /**
  * Lets the keys of finished jobs go: a key whose next job waits passes to that one, which becomes ready (or scheduled); one whose window is
- * open stays; any other is deleted. Locks those rows of job_keys and the waiting row of the next, never waiting for either: whoever has one
- * locked is somebody's open transaction, and a settle must not stand behind that. What is skipped counts for nothing, since its job
- * has finished, and `sweep_keys_v1` repairs it.
+ * open stays; any other is deleted. Locks those rows of job_keys and the waiting row of the next. Waits for them no longer than an enqueue of its
+ * own takes (lock_timeout): a settle must not stand behind somebody's open transaction. What is skipped counts for nothing, since
+ * its job has finished, and `sweep_keys_v1` repairs it.
  */
 export const releaseKeysSql = (s: string): string => `
 CREATE FUNCTION ${s}.release_keys_v1(p_jobs bigint[]) RETURNS void LANGUAGE plpgsql AS $fn$
 DECLARE
   v record;
 BEGIN
+  BEGIN
+    PERFORM FROM ${s}.job_keys k WHERE k.job_id = ANY (p_jobs) OR k.next_id = ANY (p_jobs) ORDER BY k.key_space, k.key FOR UPDATE;
+  EXCEPTION WHEN lock_not_available THEN NULL;
+  END;
   FOR v IN
     SELECT k.key_space, k.key, k.next_id, k.until, k.job_id = ANY (p_jobs) AS ended FROM ${s}.job_keys k
     WHERE k.job_id = ANY (p_jobs) OR k.next_id = ANY (p_jobs)
@@ -43,7 +47,7 @@ END $fn$`;
 
 /**
  * Makes a job that waits for its key, or for a place, ready; or scheduled, if its time has not come. To the head of its lane: it has waited
- * already. Announces its lane, at the commit. Locks its waiting row, unless somebody has it locked: then the next pass finds it.
+ * already. Announces its lane, at the commit. Locks its waiting row, unless somebody keeps it locked (lock_timeout): then the next pass finds it.
  */
 export const unblockSql = (s: string): string => `
 CREATE FUNCTION ${s}.unblock_v1(p_job bigint, p_on text) RETURNS boolean LANGUAGE plpgsql AS $fn$
@@ -51,9 +55,12 @@ DECLARE
   v_now timestamptz := clock_timestamp();
   v_lane text;
 BEGIN
-  SELECT json_build_array(json_build_array(w.queue, w.kind)) INTO v_lane FROM ${s}.waiting w
-  WHERE w.job_id = p_job AND w.blocked_on = p_on FOR UPDATE SKIP LOCKED;
-  IF NOT FOUND THEN RETURN false; END IF;
+  BEGIN
+    SELECT json_build_array(json_build_array(w.queue, w.kind)) INTO v_lane FROM ${s}.waiting w
+    WHERE w.job_id = p_job AND w.blocked_on = p_on FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+  EXCEPTION WHEN lock_not_available THEN RETURN false;
+  END;
   UPDATE ${s}.waiting w SET reason = 'scheduled', blocked_on = NULL WHERE w.job_id = p_job AND w.run_at > v_now;
   IF FOUND THEN RETURN true; END IF;
   WITH d AS (DELETE FROM ${s}.waiting w WHERE w.job_id = p_job RETURNING w.*)

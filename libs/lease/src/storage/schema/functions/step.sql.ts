@@ -116,17 +116,19 @@ BEGIN
         FROM generate_subscripts(p_kinds, 1) AS g(i)
         LEFT JOIN (
           SELECT t.i, count(*)::int AS n FROM (
-            SELECT b.i FROM (
-              SELECT a.*, row_number() OVER (PARTITION BY a.k ORDER BY a.priority, a.position) AS of_kind FROM (
-                SELECT l.i, l.q, l.k, l.n, l.cap, r.priority, r.position,
-                  row_number() OVER (PARTITION BY l.q ORDER BY r.priority, r.position) AS of_queue
-                FROM unnest(p_queues, p_kinds, p_limits, v_caps) WITH ORDINALITY AS l(q, k, n, cap, i)
-                CROSS JOIN LATERAL (${laneSql(s, 'r.priority, r.position', '')}) r
-                WHERE coalesce(l.cap, 1) > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
-              ) a WHERE a.of_queue <= coalesce(a.cap, p_want)
-            ) b JOIN w ON w.q = b.q WHERE b.of_kind <= b.n
-            -- Weighted queues: as if each gave its jobs at equal intervals, \`weight\` of them in the same time, from a random moment on.
-            ORDER BY CASE WHEN v_weighted THEN (b.of_queue - w.luck) / w.weight END, b.priority, b.position LIMIT p_want
+            SELECT c.i FROM (
+              SELECT b.*, row_number() OVER (PARTITION BY b.k ORDER BY b.turn, b.priority, b.position) AS of_kind FROM (
+                -- Weighted queues: as if each gave its jobs at equal intervals, weight of them in the same time, from a random moment on.
+                SELECT a.*, CASE WHEN v_weighted THEN (a.of_queue - w.luck) / w.weight END AS turn FROM (
+                  SELECT l.i, l.q, l.k, l.n, l.cap, r.priority, r.position,
+                    row_number() OVER (PARTITION BY l.q ORDER BY r.priority, r.position) AS of_queue
+                  FROM unnest(p_queues, p_kinds, p_limits, v_caps) WITH ORDINALITY AS l(q, k, n, cap, i)
+                  CROSS JOIN LATERAL (${laneSql(s, 'r.priority, r.position', '')}) r
+                  WHERE coalesce(l.cap, 1) > 0 AND NOT EXISTS (SELECT FROM ${s}.queues p WHERE p.name = l.q AND p.paused)
+                ) a JOIN w ON w.q = a.q WHERE a.of_queue <= coalesce(a.cap, p_want)
+              ) b
+            ) c WHERE c.of_kind <= c.n
+            ORDER BY c.turn, c.priority, c.position LIMIT p_want
           ) t GROUP BY t.i
         ) n ON n.i = g.i;
       ELSIF cardinality(p_kinds) > 1 THEN
