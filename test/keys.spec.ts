@@ -187,23 +187,42 @@ describe('F:L4 modes', () => {
     expect((await hand.jobs.get(id)).payload).toEqual({ v: 5 });
   });
 
-  it('F:L4 replace meets a claim: either the old payload runs and the answer says running, or the new one runs', async () => {
-    for (let round = 0; round < 30; round++) {
-      const { id } = await hand.jobs.enqueueUnique('k', 'old', { key: `race-${round}` });
-      const [answer, job] = await Promise.all([
-        hand.jobs.enqueueUnique('k', 'new', { key: `race-${round}`, keyMode: 'replace' }),
-        claim().then(async (first) => first ?? claim()),
-      ]);
-      expect(answer.id).toBe(id);
-      if (job) {
-        expect([answer.outcome, job.payload]).toEqual(
-          answer.outcome === 'replaced' ? ['replaced', 'new'] : ['existing', 'old'],
-        );
-        await hand.settle.complete(job);
-      } else {
-        await hand.jobs.cancel(id);
-      }
-    }
+  it('F:L4 replace meets a claim: what is being claimed is left alone, what is being replaced is not claimed', async () => {
+    const options = { key: 'race', keyMode: 'replace' as const };
+    const id = await hand.jobs.enqueue('k', 'old', options);
+    const claimed = await RowGate.hold(
+      db,
+      `SELECT jobs FROM ${S}.step_v1($1, '{}', '{}', null, 9, 1, '{default}', '{k}', '{1}', 0, 1000000)`,
+      [hand.workers.currentId],
+    );
+    const answer = hand.jobs.enqueueUnique('k', 'new', options);
+    await claimed.untilWaiting();
+    await claimed.release();
+    expect(await answer).toEqual({ id, outcome: 'existing', state: 'running' });
+    expect((await hand.jobs.get(id)).payload).toBe('old');
+
+    const other = await hand.jobs.enqueue('k', 'old', { ...options, key: 'other way' });
+    const client = new Client({ connectionString: db.url });
+    await client.connect();
+    await client.query('BEGIN');
+    await hand.jobs.enqueue('k', 'new', { ...options, key: 'other way', client });
+    expect(await claim()).toBeUndefined();
+    await client.query('COMMIT');
+    await client.end();
+    expect(await claim()).toMatchObject({ id: other, payload: 'new' });
+  });
+
+  it('F:L6 a finished job that is being retried keeps its key: who would take it over waits, and looks again', async () => {
+    // Its window keeps the row of the key after its end.
+    const id = await hand.jobs.enqueue('k', 1, { key: 'back', keyMode: { throttle: '1h' } });
+    await hand.jobs.cancel(id);
+    const retried = await RowGate.hold(db, `SELECT answer FROM ${S}.steer_v1('retry', ARRAY[$1::bigint], null, 0)`, [
+      id,
+    ]);
+    const answer = hand.jobs.enqueueUnique('k', 2, { key: 'back' });
+    await retried.untilWaiting();
+    await retried.release();
+    expect(await answer).toEqual({ id, outcome: 'existing', state: 'ready' });
   });
 
   it('F:L4 serial: one running and one waiting, which starts when the first has ended, however that ends', async () => {
