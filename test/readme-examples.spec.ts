@@ -1,5 +1,3 @@
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import {
   ClaimService,
   type Handler,
@@ -38,6 +36,7 @@ import type { Request } from 'express';
 import { Column, DataSource, Entity, PrimaryGeneratedColumn } from 'typeorm';
 import { RowGate, type TestDatabase, createTestDatabase, eventually, startHandWorker } from './support';
 import { untilState } from './support/job-states';
+import { expectPageShowsSpec } from './support/page-examples';
 
 // The TypeScript of README.md, libs/lease/README.md and CONTRIBUTING.md is what stands between `#region` and `#endregion` here, so it compiles
 // and runs; the last test compares the texts. What the examples take for granted comes first.
@@ -389,43 +388,7 @@ describe('CONTRIBUTING.md', () => {
 });
 
 describe('the documents', () => {
-  const root = join(__dirname, '..', '..');
-  const read = (path: string): string => readFileSync(join(root, path), 'utf8');
-  const source = read('test/readme-examples.spec.ts');
-
-  /** Without the common indentation, imports and `export`, for a region may stand inside a test. */
-  const plain = (code: string): string => {
-    const lines = code
-      .split('\n')
-      .filter((line) => !line.startsWith('import '))
-      .map((line) => line.replace(/^(\s*)export /, '$1'));
-    const text = lines.filter((line) => line.trim() !== '');
-    const indent = Math.min(...text.map((line) => line.search(/\S/)));
-    return lines
-      .map((line) => line.slice(indent).trimEnd())
-      .join('\n')
-      .trim();
-  };
-  const regions = [...source.matchAll(/^ *\/\/ #region\n([\s\S]*?)^ *\/\/ #endregion$/gm)].map(([, code = '']) =>
-    plain(code),
-  );
-
-  /** Names as `name module`, of every import of one line or of many. */
-  const imports = (code: string): string[] =>
-    [...code.matchAll(/^import (?:type )?\{([^}]*)\} from '([^']+)';$/gm)].flatMap(([, names = '', module]) =>
-      names
-        .split(',')
-        .map((name) => name.trim().replace(/^type /, ''))
-        .filter((name) => name !== '')
-        .map((name) => `${name} ${module}`),
-    );
-
-  it.each(['README.md', 'libs/lease/README.md', 'CONTRIBUTING.md'])('%s shows the code of this file', (path) => {
-    const blocks = [...read(path).matchAll(/^```ts\n([\s\S]*?)^```$/gm)].map(([, code = '']) => code);
-    expect(blocks.length).toBeGreaterThan(0);
-    for (const block of blocks) {
-      expect(regions).toContain(plain(block));
-      expect(imports(source)).toEqual(expect.arrayContaining(imports(block)));
-    }
+  it.each(['README.md', 'libs/lease/README.md', 'CONTRIBUTING.md'])('%s shows the code of this file', (page) => {
+    expectPageShowsSpec(page, 'test/readme-examples.spec.ts');
   });
 });
