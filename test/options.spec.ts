@@ -51,6 +51,13 @@ describe('a wrong value is refused by its path, with the value and what is allow
     ['maxAttempts', 0, 2_147_483_648, '3'],
     ['maxCrashes', 0],
     ['maxReleases', -1],
+    ['maxSnoozes', -1, 1.5],
+    ['checkpointMaxBytes', 0, 67_108_865],
+    ['maxExtension', 999, '11y'],
+    ['retention.completed', -1, 'never', '11y'],
+    ['retention.failed', 'off'],
+    ['retention.cancelled', {}],
+    ['retention', 7],
     ['deadline', 0, 'never', '11y', '3653d'],
     ['backoff.base', -1, '11y'],
     ['backoff.max', NaN],
@@ -80,6 +87,14 @@ describe('a wrong value is refused by its path, with the value and what is allow
     );
     expect(() => resolve({ handlers: { k: { priority: 32_768 } } })).toThrow(/handlers\['k'\]\.priority = 32768/);
     expect(() => resolve({ handlers: { k: { queue: '' } } })).toThrow(/handlers\['k'\]\.queue = ""/);
+    expect(() => resolve({ handlers: { k: { fleetConcurrency: 0 } } })).toThrow(/fleetConcurrency = 0 is not allowed/);
+    expect(() => resolve({ handlers: { k: { concurrencyPerKey: 1.5 } } })).toThrow(/concurrencyPerKey = 1.5/);
+    expect(() => resolve({ handlers: { k: { onLost: 'ignore' as never } } })).toThrow(
+      /onLost = "ignore".*'refund', 'charge'/,
+    );
+    expect(() => resolve({ backoff: (() => 1) as never })).toThrow(
+      /^backoff is a function, which only a kind may have/,
+    );
   });
 
   it('a ttl under three beats, and what to change', () => {
@@ -112,6 +127,7 @@ describe('an unknown option', () => {
     ['suspects.patince', 'patience'],
     ['shutdown.timout', 'timeout'],
     ['backoff.bas', 'base'],
+    ['retention.faild', 'failed'],
   ];
   it.each(misspelt)('%s is refused, and %s suggested', (path, meant) => {
     const given = at(path, 1);
@@ -170,6 +186,9 @@ describe('what is not given', () => {
       suspects: { patienceMs: 30_000 },
       payloadMaxBytes: 1_048_576,
       resultMaxBytes: 1_048_576,
+      checkpointMaxBytes: 1_048_576,
+      maxExtensionMs: 86_400_000,
+      retention: { completedMs: 604_800_000, failedMs: 2_592_000_000, cancelledMs: 604_800_000 },
       shutdown: { timeoutMs: 20_000, graceMs: 5000 },
       wakeUp: 'notify',
       pollMs: 1000,
@@ -177,6 +196,7 @@ describe('what is not given', () => {
         maxAttempts: 20,
         maxCrashes: 3,
         maxReleases: 20,
+        maxSnoozes: 1000,
         backoff: { baseMs: 1000, maxMs: 86_400_000 },
         deadlineMs: 300_000,
       },
