@@ -187,6 +187,17 @@ describe('F:L4 modes', () => {
     expect((await hand.jobs.get(id)).payload).toEqual({ v: 5 });
   });
 
+  it('F:L4 replace brings the place of the new payload with it', async () => {
+    const options = { key: 'moves', keyMode: 'replace' as const };
+    await hand.jobs.enqueue('k', 'holder', { concurrencyKey: 'a', priority: -1 });
+    const id = await hand.jobs.enqueue('k', 1, { ...options, concurrencyKey: 'a' });
+    expect((await hand.claims.claim({ kinds: ['k'], limit: 5 })).map(({ job }) => job.payload)).toEqual(['holder']);
+    expect(await hand.jobs.get(id)).toMatchObject({ state: 'blocked', blockedOn: 'limit' });
+    await hand.jobs.enqueue('k', 2, { ...options, concurrencyKey: 'b' });
+    expect(await hand.jobs.get(id)).toMatchObject({ state: 'ready', concurrencyKey: 'b' });
+    expect(await claim()).toMatchObject({ id, payload: 2 });
+  });
+
   it('F:L4 replace meets a claim: what is being claimed is left alone, what is being replaced is not claimed', async () => {
     const options = { key: 'race', keyMode: 'replace' as const };
     const id = await hand.jobs.enqueue('k', 'old', options);

@@ -10,6 +10,7 @@ import {
 } from '@leasehold/nestjs';
 import {
   type Gate,
+  RowGate,
   type TestDatabase,
   createTestDatabase,
   eventually,
@@ -220,6 +221,17 @@ describe('requests to stop', () => {
     await hand.settle.stopped(claimed!.job);
     expect(await worker.jobs.get(id)).toMatchObject({ state: 'cancelled' });
     await expect(hand.settle.complete(claimed!.job)).rejects.toThrow(LeaseLostError);
+  });
+
+  it('R21 a lease that somebody keeps locked: contended, and the others of the lot are done', async () => {
+    const hand = await startHandWorker(db, ['by.hand']);
+    const ids = await hand.jobs.enqueueMany('by.hand', [1, 2, 3]);
+    await hand.claims.claim({ kinds: ['by.hand'], limit: 3 });
+    const held = await RowGate.hold(db, `SELECT FROM ${S}.leases WHERE job_id = $1 FOR UPDATE`, [ids[1]]);
+    await expect(hand.jobs.cancel(ids[1]!)).rejects.toMatchObject({ code: 'JOB_CONTENDED', jobId: ids[1] });
+    expect(await hand.jobs.steerMany('cancel', { kind: 'by.hand' })).toMatchObject({ requested: 2, skipped: 1 });
+    await held.release();
+    expect(await hand.jobs.cancel(ids[1]!)).toMatchObject({ requested: true });
   });
 
   it('a list of requests that is too long for one notification brings a beat instead', async () => {

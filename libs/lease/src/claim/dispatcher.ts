@@ -1,6 +1,7 @@
 import { Injectable } from '@nestjs/common';
 import { LeaseEvents, jobRef } from '../events/lease-events';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
+import type { HandlerDefinition } from '../handlers/handler-registry';
 import { Runner } from '../handlers/runner';
 import { ResolvedOptions } from '../options/lease-options';
 import { monotonicMs } from '../storage/delays';
@@ -15,6 +16,8 @@ const MAX_CLAIM = 500;
 /** While a claim is on the wire another one is worth its round trip only for this many. */
 const MIN_SECOND_CLAIM = 200;
 
+type KindLimits = Pick<HandlerDefinition, 'kind' | 'concurrency' | 'fleetConcurrency' | 'concurrencyKey'>;
+
 /**
  * Claims what this process will start at once, and starts it. Free slots plus a small buffer sized from the recent rate; what has not
  * started after `buffer.age` goes back. A suspect gets the process to itself.
@@ -22,7 +25,7 @@ const MIN_SECOND_CLAIM = 200;
 @Injectable()
 export class Dispatcher implements Claimer {
   private slots = new Slots(new Map(), 0, 0);
-  private fleetLimits = new Map<string, number>();
+  private fleetLimits = new Map<string, number | null>();
   private workerId: string | undefined;
   private accepting = false;
   private housekeeping: NodeJS.Timeout | undefined;
@@ -50,16 +53,18 @@ export class Dispatcher implements Claimer {
     return this.running.size;
   }
 
-  /** Begins (or after a fence: goes on) to claim for this worker, by the kinds' limits here and in the whole fleet. `onRefused`: the database holds the worker for dead. */
-  open(workerId: string, limits: Map<string, number>, fleetLimits: Map<string, number>, onRefused: () => void): void {
+  /** Begins (or after a fence: goes on) to claim for this worker, by its kinds' limits, here and in the whole fleet. `onRefused`: the database holds the worker for dead. */
+  open(workerId: string, definitions: readonly KindLimits[], onRefused: () => void): void {
     const first = this.workerId === undefined;
+    const limits = new Map(definitions.map(({ kind, concurrency }) => [kind, concurrency]));
     this.workerId = workerId;
     this.accepting = true;
     this.onRefused = onRefused;
-    this.fleetLimits = fleetLimits;
+    this.fleetLimits = new Map(definitions.map(({ kind, fleetConcurrency }) => [kind, fleetConcurrency ?? null]));
     if (first) {
       const { concurrency, buffer } = this.options;
-      this.slots = new Slots(limits, concurrency, buffer.max);
+      const exact = definitions.filter((d) => d.fleetConcurrency !== undefined || d.concurrencyKey !== undefined);
+      this.slots = new Slots(limits, concurrency, buffer.max, new Set(exact.map(({ kind }) => kind)));
       this.lanes.start([...limits.keys()], () => this.exchange.wake());
       this.housekeeping = setInterval(() => this.keepHouse(), Math.max(20, buffer.ageMs / 4));
     }

@@ -20,7 +20,11 @@ class KindSlots {
   private windowFrom = monotonicMs();
   private ratePerMs = 0;
 
-  constructor(readonly limit: number) {}
+  constructor(
+    readonly limit: number,
+    /** What is claimed ahead would hold places that others in the fleet wait for. */
+    private readonly exact: boolean,
+  ) {}
 
   get buffered(): number {
     return this.buffer.length - this.head;
@@ -57,7 +61,7 @@ class KindSlots {
 
   /** How many jobs to hold ahead of free slots, from the recent rate. */
   ahead(max: number): number {
-    if (this.bufferless) return 0;
+    if (this.bufferless || this.exact) return 0;
     const now = monotonicMs();
     const elapsed = now - this.windowFrom;
     if (elapsed >= RATE_WINDOW_MS) {
@@ -81,8 +85,9 @@ export class Slots {
     limits: Map<string, number>,
     private readonly total: number,
     private readonly bufferMax: number,
+    exact: ReadonlySet<string> = new Set(),
   ) {
-    for (const [kind, limit] of limits) this.kinds.set(kind, new KindSlots(limit));
+    for (const [kind, limit] of limits) this.kinds.set(kind, new KindSlots(limit, exact.has(kind)));
   }
 
   get free(): boolean {

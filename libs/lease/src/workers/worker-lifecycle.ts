@@ -204,16 +204,7 @@ export class WorkerLifecycle {
   private open(): void {
     const { registry } = this.parts;
     const definitions = registry.kinds.flatMap((kind) => registry.get(kind) ?? []);
-    const limits = new Map(definitions.map(({ kind, concurrency }) => [kind, concurrency]));
-    const fleet = new Map(
-      definitions.flatMap(({ kind, fleetConcurrency: limit }) => (limit === undefined ? [] : [[kind, limit] as const])),
-    );
-    this.dispatcher.open(
-      this.workers.currentId,
-      limits,
-      fleet,
-      () => void this.heartbeat.renew().catch(() => undefined),
-    );
+    this.dispatcher.open(this.workers.currentId, definitions, () => void this.heartbeat.renew().catch(() => undefined));
   }
 
   /** This identity is lost; its jobs have been interrupted. One way back at a time, however often it happens on the way. */

@@ -83,11 +83,11 @@ BEGIN
 END $fn$`;
 
 /**
- * Gives a job that has never started another payload and time. Locks its ready or waiting row, then writes its row of jobs. Returns
+ * Gives a job that has never started another payload (and with it another concurrency key) and time. Locks its ready or waiting row, then writes its row of jobs. Returns
  * 'replaced', or 'started' if it has begun a run, or 'moved' if it is in neither table any more: look again.
  */
 export const replaceSql = (s: string): string => `
-CREATE FUNCTION ${s}.replace_v1(p_job bigint, p_payload json, p_run_at timestamptz) RETURNS text LANGUAGE plpgsql AS $fn$
+CREATE FUNCTION ${s}.replace_v1(p_job bigint, p_payload json, p_run_at timestamptz, p_concurrency text) RETURNS text LANGUAGE plpgsql AS $fn$
 DECLARE
   v_started boolean;
   v_ready boolean := true;
@@ -99,17 +99,20 @@ BEGIN
     IF NOT FOUND THEN RETURN 'moved'; END IF;
   END IF;
   IF v_started THEN RETURN 'started'; END IF;
-  UPDATE ${s}.jobs SET payload = p_payload, payload_bytes = octet_length(p_payload::text) WHERE id = p_job;
+  UPDATE ${s}.jobs SET payload = p_payload, payload_bytes = octet_length(p_payload::text), concurrency_key = nullif(p_concurrency, '')
+  WHERE id = p_job;
   IF NOT v_ready THEN
-    UPDATE ${s}.waiting SET payload_bytes = octet_length(p_payload::text),
+    UPDATE ${s}.waiting SET payload_bytes = octet_length(p_payload::text), concurrency_key = p_concurrency,
       run_at = CASE WHEN reason = 'scheduled' THEN coalesce(p_run_at, clock_timestamp()) ELSE p_run_at END WHERE job_id = p_job;
+    -- It may have waited for a place of the former payload's key.
+    PERFORM ${s}.unblock_v1(p_job, 'limit');
   ELSIF p_run_at > clock_timestamp() THEN
     WITH d AS (DELETE FROM ${s}.ready WHERE job_id = p_job RETURNING *)
     INSERT INTO ${s}.waiting (job_id, run_at, payload_bytes, priority, suspect, keyed, saved, reason, queue, kind, concurrency_key)
     SELECT d.job_id, p_run_at, octet_length(p_payload::text), d.priority, d.suspect, d.keyed, d.saved, 'scheduled', d.queue, d.kind,
-      d.concurrency_key FROM d;
+      p_concurrency FROM d;
   ELSE
-    UPDATE ${s}.ready SET payload_bytes = octet_length(p_payload::text) WHERE job_id = p_job;
+    UPDATE ${s}.ready SET payload_bytes = octet_length(p_payload::text), concurrency_key = p_concurrency WHERE job_id = p_job;
   END IF;
   RETURN 'replaced';
 END $fn$`;
@@ -146,7 +149,7 @@ BEGIN
   FOR v IN
     SELECT e.item, e.n, x.* FROM json_array_elements(p_jobs) WITH ORDINALITY AS e(item, n)
     CROSS JOIN LATERAL json_to_record(e.item) AS x("keySpace" text, key text, "keyMode" text, "keyPeriodMs" bigint, "keyMaxWaitMs" bigint,
-      "runAt" timestamptz, "delayMs" bigint)
+      "runAt" timestamptz, "delayMs" bigint, "concurrencyKey" text)
     ORDER BY x."keySpace" COLLATE "C", x.key COLLATE "C", e.n
   LOOP
     v_outcome := NULL;
@@ -205,7 +208,7 @@ BEGIN
           END IF;
         END IF;
         v_outcome := CASE WHEN ${s}.state_v1(v_id) = 'running' THEN 'started'
-          ELSE ${s}.replace_v1(v_id, json_extract_path(v.item, 'payloads', '0'), v_run_at) END;
+          ELSE ${s}.replace_v1(v_id, json_extract_path(v.item, 'payloads', '0'), v_run_at, coalesce(v."concurrencyKey", '')) END;
         IF v_outcome = 'moved' THEN v_outcome := NULL; CONTINUE; END IF;
         IF v_outcome = 'started' AND v."keyMode" = 'replace' THEN v_outcome := 'existing'; END IF;
         IF v_outcome = 'started' THEN

@@ -14,7 +14,8 @@ const MOVED =
 /**
  * Does one command to each of some jobs, in the order of their ids, by the table in transitions.ts. Answers one row a job: `answer` is the
  * effect, or `illegal` (with the state that it is in; nothing is changed), `unknown`, `key-held` (its key is `holder`'s by now),
- * `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for.
+ * `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for, or somebody keeps it
+ * locked for longer than lock_timeout.
  * `state`: before, `now_in`: after.
  *
  * A job that moves between the look and the lock is looked for again, in a statement of its own: zero rows of one look are no answer.
@@ -44,31 +45,31 @@ BEGIN
       v_now := clock_timestamp();
       w := NULL;
 
-      IF state = 'running' THEN
-        IF v_effect = 'requested' THEN
-          UPDATE ${s}.leases l SET cancel_requested = l.cancel_requested OR p_command = 'cancel',
-            pause_requested = l.pause_requested OR p_command = 'pause', stop_reason = coalesce(p_reason, l.stop_reason)
-          WHERE l.job_id = job RETURNING l.token, l.worker_id INTO token, worker;
-        ELSIF v_effect = 'withdrawn' THEN
-          UPDATE ${s}.leases l SET pause_requested = false WHERE l.job_id = job AND l.pause_requested RETURNING l.token, l.worker_id INTO token, worker;
-          IF NOT FOUND THEN
-            CONTINUE WHEN ${s}.state_v1(job) IS DISTINCT FROM 'running';
-            v_effect := 'unchanged';
+      BEGIN
+        IF state = 'running' THEN
+          IF v_effect = 'requested' THEN
+            UPDATE ${s}.leases l SET cancel_requested = l.cancel_requested OR p_command = 'cancel',
+              pause_requested = l.pause_requested OR p_command = 'pause', stop_reason = coalesce(p_reason, l.stop_reason)
+            WHERE l.job_id = job RETURNING l.token, l.worker_id INTO token, worker;
+          ELSIF v_effect = 'withdrawn' THEN
+            UPDATE ${s}.leases l SET pause_requested = false WHERE l.job_id = job AND l.pause_requested RETURNING l.token, l.worker_id INTO token, worker;
+            IF NOT FOUND THEN
+              CONTINUE WHEN ${s}.state_v1(job) IS DISTINCT FROM 'running';
+              v_effect := 'unchanged';
+            END IF;
+          ELSIF v_effect = 'reprioritised' THEN
+            UPDATE ${s}.leases l SET priority = p_priority WHERE l.job_id = job RETURNING l.token, l.worker_id INTO token, worker;
+          ELSE
+            SELECT l.token, l.worker_id INTO token, worker FROM ${s}.leases l WHERE l.job_id = job;
+            CONTINUE WHEN NOT FOUND;
+            PERFORM FROM ${s}.move_v1(json_build_array(json_build_object('job', job, 'token', token, 'worker', worker, 'event', 'revoke',
+              'reason', p_reason)), false);
+            CONTINUE WHEN NOT FOUND;
+            now_in := 'cancelled';
           END IF;
-        ELSIF v_effect = 'reprioritised' THEN
-          UPDATE ${s}.leases l SET priority = p_priority WHERE l.job_id = job RETURNING l.token, l.worker_id INTO token, worker;
-        ELSE
-          SELECT l.token, l.worker_id INTO token, worker FROM ${s}.leases l WHERE l.job_id = job;
-          CONTINUE WHEN NOT FOUND;
-          PERFORM FROM ${s}.move_v1(json_build_array(json_build_object('job', job, 'token', token, 'worker', worker, 'event', 'revoke',
-            'reason', p_reason)), false);
-          CONTINUE WHEN NOT FOUND;
-          now_in := 'cancelled';
-        END IF;
-        CONTINUE WHEN token IS NULL AND v_effect <> 'unchanged';
+          CONTINUE WHEN token IS NULL AND v_effect <> 'unchanged';
 
-      ELSIF state IN ('completed', 'failed', 'cancelled') THEN
-        BEGIN
+        ELSIF state IN ('completed', 'failed', 'cancelled') THEN
           DELETE FROM ${s}.finished x USING ${s}.jobs j WHERE j.id = job AND x.job_id = job AND x.finished_at >= j.created_at - interval '1 day'
             RETURNING x.* INTO f;
           IF NOT FOUND THEN CONTINUE; END IF;
@@ -89,18 +90,13 @@ BEGIN
             FROM ${s}.jobs j WHERE j.id = job;
             now_in := 'ready';
           END IF;
-        EXCEPTION
-          WHEN foreign_key_violation THEN v_effect := 'referenced'; now_in := state;
-          WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
-        END;
 
-      ELSE
-        -- Ready or waiting. Its row is locked by taking it out; whoever needs it to stay puts it back.
-        IF v_effect = 'reprioritised' AND state <> 'ready' THEN
-          UPDATE ${s}.waiting x SET priority = p_priority WHERE x.job_id = job AND x.reason = state;
-          CONTINUE WHEN NOT FOUND;
         ELSE
-          BEGIN
+          -- Ready or waiting. Its row is locked by taking it out; whoever needs it to stay puts it back.
+          IF v_effect = 'reprioritised' AND state <> 'ready' THEN
+            UPDATE ${s}.waiting x SET priority = p_priority WHERE x.job_id = job AND x.reason = state;
+            CONTINUE WHEN NOT FOUND;
+          ELSE
             IF state = 'ready' THEN
               DELETE FROM ${s}.ready x WHERE x.job_id = job RETURNING ${MOVED.replace(/(\w+)/g, 'x.$1')}
               INTO ${MOVED.replace(/(\w+)/g, 'w.$1')};
@@ -136,10 +132,14 @@ BEGIN
                 nextval('${inLiteral(s)}.positions') - CASE WHEN v_effect = 'hurried' THEN 4611686018427387904 ELSE 0 END);
               now_in := 'ready';
             END IF;
-          EXCEPTION WHEN foreign_key_violation THEN v_effect := 'referenced'; now_in := state;
-          END;
+          END IF;
         END IF;
-      END IF;
+      -- One job's trouble is its own: what was done to it is undone, and the others go on.
+      EXCEPTION
+        WHEN foreign_key_violation THEN v_effect := 'referenced'; now_in := state;
+        WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
+        WHEN lock_not_available THEN v_effect := 'contended'; now_in := state;
+      END;
       answer := v_effect;
       EXIT;
     END LOOP;
