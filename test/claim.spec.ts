@@ -129,7 +129,7 @@ describe('claiming', () => {
     await db.query(`ANALYZE ${S}.ready`);
     await db.query(`DELETE FROM ${S}.ready WHERE position % 3 <> 0`); // Statistics now lie by a factor of three.
     // The function's pinned plans are one guard; here the statement itself has to hold without them.
-    const step = `${S}.step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[])`;
+    const step = `${S}.step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[], int[])`;
     const { pins } = await db.one<{ pins: string[] }>(
       `SELECT proconfig AS pins FROM pg_proc WHERE oid = $1::regprocedure`,
       [step],

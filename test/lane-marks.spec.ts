@@ -162,7 +162,7 @@ describe('claims that begin at a mark', () => {
     const ranges = marks.ranges([LANE], look);
     const request = { workerId: 'w', want, lanes: [LANE], limits: [want], suspects: 0 } as const;
     const { jobs: text, scan } = await db.one<{ jobs: string | null; scan: string }>(
-      `SELECT jobs, scan FROM ${S}.step_v1('w', ${settles}, null, 1, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
+      `SELECT jobs, scan FROM ${S}.step_v1('w', ${settles}, null, 1, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
       claimValues({ ...request, lanes: [...request.lanes], limits: [...request.limits] }, ranges, 1_000_000),
     );
     const { jobs, positions } = parseClaim(text, 'w', 0);

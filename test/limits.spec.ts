@@ -240,6 +240,21 @@ describe('limits in one process', () => {
   });
 });
 
+describe('limits of a queue in one process', () => {
+  it('R3 over all its kinds, and the other queues are not held up', async () => {
+    const tally = new Tally();
+    const kinds = ['lim.q1', 'lim.q2'].map((kind) => tallied(kind, tally, {}, (job) => job.queue));
+    const { jobs } = await startLeaseApp(db, { handlers: kinds, options: { queueConcurrency: { small: 3 } } });
+    for (const kind of kinds) {
+      await jobs.enqueueMany(kind, Array<null>(60).fill(null), { queue: 'small' });
+      await jobs.enqueueMany(kind, Array<null>(60).fill(null), { queue: 'big' });
+    }
+    await allDone(240, tally);
+    expect(tally.most.get('small')).toBe(3);
+    expect(tally.most.get('big')).toBeGreaterThan(3);
+  });
+});
+
 describe('the rate of a queue', () => {
   const started = async (hand: LeaseApp, limit = 50) =>
     (await hand.claims.claim({ kinds: ['lim.rate'], limit })).length;

@@ -38,6 +38,7 @@ describe('a wrong value is refused by its path, with the value and what is allow
     ['leader.probe', 49],
     ['leader.retry', 49, null],
     ['concurrency', 0, 100_001, 1.5, '50'],
+    ['queueConcurrency', 5],
     ['buffer.max', -1, 100_001],
     ['buffer.age', 49],
     ['claim.maxBytes', 0, 268_435_457],
@@ -92,6 +93,7 @@ describe('a wrong value is refused by its path, with the value and what is allow
     expect(() => resolve({ handlers: { k: { onLost: 'ignore' as never } } })).toThrow(
       /onLost = "ignore".*'refund', 'charge'/,
     );
+    expect(() => resolve({ queueConcurrency: { mail: 0 } })).toThrow(/^queueConcurrency\['mail'\] = 0 is not allowed/);
     expect(() => resolve({ backoff: (() => 1) as never })).toThrow(
       /^backoff is a function, which only a kind may have/,
     );
@@ -181,6 +183,7 @@ describe('what is not given', () => {
       },
       leader: { probeMs: 2000, retryMs: 1000 },
       concurrency: 50,
+      queueConcurrency: {},
       buffer: { max: 1000, ageMs: 1000 },
       claim: { maxBytes: 16_777_216 },
       suspects: { patienceMs: 30_000 },

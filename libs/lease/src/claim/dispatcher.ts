@@ -24,7 +24,7 @@ type KindLimits = Pick<HandlerDefinition, 'kind' | 'concurrency' | 'fleetConcurr
  */
 @Injectable()
 export class Dispatcher implements Claimer {
-  private slots = new Slots(new Map(), 0, 0);
+  private slots = new Slots({ kinds: new Map(), total: 0, bufferMax: 0 });
   private fleetLimits = new Map<string, number | null>();
   private workerId: string | undefined;
   private accepting = false;
@@ -64,7 +64,13 @@ export class Dispatcher implements Claimer {
     if (first) {
       const { concurrency, buffer } = this.options;
       const exact = definitions.filter((d) => d.fleetConcurrency !== undefined || d.concurrencyKey !== undefined);
-      this.slots = new Slots(limits, concurrency, buffer.max, new Set(exact.map(({ kind }) => kind)));
+      this.slots = new Slots({
+        kinds: limits,
+        total: concurrency,
+        bufferMax: buffer.max,
+        exact: new Set(exact.map(({ kind }) => kind)),
+        queues: this.options.queueConcurrency,
+      });
       this.lanes.start([...limits.keys()], () => this.exchange.wake());
       this.housekeeping = setInterval(() => this.keepHouse(), Math.max(20, buffer.ageMs / 4));
     }
@@ -103,13 +109,16 @@ export class Dispatcher implements Claimer {
     // Not while a handler that lost its lease runs on: it might for ever, and the suspects are for other processes then.
     if (!idle && this.suspectsWaitTooLong && !this.hasAbandoned) return undefined;
     const suspects: 0 | 1 | 2 = !idle || !this.lanes.hasSuspects ? 0 : this.suspectsWaitTooLong ? 2 : 1;
-    const lanes = this.lanes.toClaim(suspects).filter(([, kind]) => this.slots.room(kind) > 0);
+    const lanes = this.lanes
+      .toClaim(suspects)
+      .filter(([queue, kind]) => this.slots.room(kind) > 0 && this.slots.roomIn(queue) !== 0);
     const ofKinds = [...new Set(lanes.map(([, kind]) => kind))].reduce((sum, kind) => sum + this.slots.room(kind), 0);
     const want = Math.min(this.slots.roomInAll(), ofKinds, MAX_CLAIM);
     if (lanes.length === 0 || want < (this.asked.size > 0 ? MIN_SECOND_CLAIM : 1)) return undefined;
     const limits = lanes.map(([, kind]) => Math.min(want, this.slots.room(kind)));
+    const queueLimits = lanes.map(([queue]) => this.slots.roomIn(queue));
     const fleet = lanes.map(([, kind]) => this.fleetLimits.get(kind) ?? null);
-    const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, fleet, suspects };
+    const request: ClaimRequest = { workerId: this.workerId, want, lanes, limits, queueLimits, fleet, suspects };
     this.asked.set(request, this.lanes.heardOf);
     this.slots.expect(request, 1);
     return request;
@@ -148,7 +157,7 @@ export class Dispatcher implements Claimer {
     for (let held = this.slots.take(); held; held = this.slots.take()) {
       if (held.interrupted) {
         // Lost or to be stopped before it began: no run.
-        this.slots.ended(held.job.kind);
+        this.slots.ended(held.job);
         void this.exchange.settle(held.job, { event: 'giveback' });
         continue;
       }
@@ -159,7 +168,7 @@ export class Dispatcher implements Claimer {
 
   private readonly onEnd = (held: HeldLease): void => {
     this.running.delete(held);
-    this.slots.ended(held.job.kind);
+    this.slots.ended(held.job);
     if (this.running.size === 0) for (const resolve of this.endWaiters.splice(0)) resolve();
     this.scheduleStart();
   };

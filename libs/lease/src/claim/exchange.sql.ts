@@ -2,7 +2,7 @@
 export const stepSql = (s: string): string =>
   `SELECT applied, jobs, refused, scan FROM ${s}.step_v1($1, $2::bigint[], $3::bigint[], $4::json, $5::bigint, $6::int, $7::text[],
     $8::text[], $9::int[], $10::int, $11::bigint, $12::int[], $13::int[], $14::int[],
-    $15::bigint[], $16::bigint[], $17::int[])`;
+    $15::bigint[], $16::bigint[], $17::int[], $18::int[])`;
 
 /** Takes jobs out of their leases under the fence, waiting for rows that somebody else has locked; see `move_v1`. */
 export const moveSql = (s: string): string => `SELECT * FROM ${s}.move_v1($1::json, false)`;

@@ -22,6 +22,8 @@ export interface ClaimRequest {
   want: number;
   lanes: Lane[];
   limits: number[];
+  /** Of each lane how many of its queue this process may take, over all its lanes; null: any number. */
+  queueLimits?: (number | null)[];
   /** Of each lane how many jobs of its kind may run in the whole fleet; null: any number. */
   fleet?: (number | null)[];
   /** 0 = take no suspect, 1 = take one if nothing else is to be had, 2 = take nothing else. */

@@ -1,5 +1,6 @@
 import type { ClaimRequest } from './exchange';
 import type { HeldLease } from './held-leases';
+import type { LeasedJob } from './leased-job';
 import { monotonicMs } from '../storage/delays';
 
 const RATE_WINDOW_MS = 200;
@@ -74,20 +75,35 @@ class KindSlots {
   }
 }
 
-/** Counts what runs and what is buffered, per kind and in the whole process, and says what there is room for. */
+export interface SlotLimits {
+  /** Of each kind. */
+  kinds: ReadonlyMap<string, number>;
+  /** Of the whole process. */
+  total: number;
+  /** Jobs claimed ahead, at most. */
+  bufferMax: number;
+  /** Kinds of which nothing is claimed ahead. */
+  exact?: ReadonlySet<string>;
+  /** Of the queues that have a limit of their own here. */
+  queues?: Readonly<Record<string, number>>;
+}
+
+/** Counts what runs and what is buffered, per kind, per queue and in the whole process, and says what there is room for. */
 export class Slots {
   private readonly kinds = new Map<string, KindSlots>();
+  private readonly total: number;
+  private readonly bufferMax: number;
+  /** Of limited queues: what may be added; what is asked for by claims on the wire counts as there. */
+  private readonly queueRooms: Map<string, number>;
   running = 0;
   private buffered = 0;
   private expected = 0;
 
-  constructor(
-    limits: Map<string, number>,
-    private readonly total: number,
-    private readonly bufferMax: number,
-    exact: ReadonlySet<string> = new Set(),
-  ) {
-    for (const [kind, limit] of limits) this.kinds.set(kind, new KindSlots(limit, exact.has(kind)));
+  constructor({ kinds, total, bufferMax, exact, queues = {} }: SlotLimits) {
+    this.total = total;
+    this.bufferMax = bufferMax;
+    this.queueRooms = new Map(Object.entries(queues));
+    for (const [kind, limit] of kinds) this.kinds.set(kind, new KindSlots(limit, exact?.has(kind) ?? false));
   }
 
   get free(): boolean {
@@ -106,6 +122,17 @@ export class Slots {
     return free <= 0 && room < ahead / 4 ? 0 : room;
   }
 
+  /** Jobs of this queue that may be claimed now, nothing ahead; null if it has no limit here. */
+  roomIn(queue: string): number | null {
+    const room = this.queueRooms.get(queue);
+    return room === undefined ? null : Math.max(0, room);
+  }
+
+  private takeRoom(queue: string, count: number): void {
+    const room = this.queueRooms.get(queue);
+    if (room !== undefined) this.queueRooms.set(queue, room - count);
+  }
+
   /** The same over all kinds. */
   roomInAll(): number {
     let ahead = 0;
@@ -114,8 +141,10 @@ export class Slots {
   }
 
   /** A claim was sent (1), or its reply has come (-1): its jobs have their places meanwhile. */
-  expect({ want, lanes, limits }: ClaimRequest, sign: 1 | -1): void {
+  expect({ want, lanes, limits, queueLimits }: ClaimRequest, sign: 1 | -1): void {
     this.expected += sign * want;
+    const roomOf = new Map(lanes.map(([queue], i) => [queue, queueLimits?.[i] ?? 0]));
+    for (const [queue, room] of roomOf) this.takeRoom(queue, sign * Math.min(want, room));
     const limitOf = new Map(lanes.map(([, kind], i) => [kind, limits[i] ?? 0]));
     for (const [kind, limit] of limitOf) {
       const slots = this.kinds.get(kind);
@@ -127,6 +156,7 @@ export class Slots {
     const slots = this.kinds.get(held.job.kind);
     if (!slots) return false;
     slots.buffer.push(held);
+    this.takeRoom(held.job.queue, 1);
     this.buffered++;
     return true;
   }
@@ -148,8 +178,9 @@ export class Slots {
     return held;
   }
 
-  ended(kind: string): void {
+  ended({ kind, queue }: LeasedJob): void {
     this.kinds.get(kind)?.ended();
+    this.takeRoom(queue, -1);
     this.running--;
   }
 
@@ -157,6 +188,7 @@ export class Slots {
   takeStale(claimedBefore: number): HeldLease[] {
     const stale = [...this.kinds.values()].flatMap((slots) => slots.takeStale(claimedBefore));
     this.buffered -= stale.length;
+    for (const { job } of stale) this.takeRoom(job.queue, -1);
     return stale;
   }
 }

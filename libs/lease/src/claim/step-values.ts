@@ -25,6 +25,9 @@ export function settleValues(completions: readonly { job: LeasedJob; outcome: Ou
   ];
 }
 
+const limitList = (limits: (number | null)[] | undefined): string | null =>
+  limits?.some((limit) => limit !== null) ? list(limits.map((limit) => limit ?? 'NULL')) : null;
+
 /** The parameters from p_want on. */
 export function claimValues(claim: ClaimRequest | undefined, ranges: Ranges, maxBytes: number): unknown[] {
   const lanes = claim?.lanes ?? [];
@@ -40,7 +43,8 @@ export function claimValues(claim: ClaimRequest | undefined, ranges: Ranges, max
     list(ranges.toPriorities),
     list(ranges.fromPositions),
     list(ranges.toPositions),
-    claim?.fleet?.some((limit) => limit !== null) ? list(claim.fleet.map((limit) => limit ?? 'NULL')) : null,
+    limitList(claim?.fleet),
+    limitList(claim?.queueLimits),
   ];
 }
 

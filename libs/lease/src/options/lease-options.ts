@@ -123,6 +123,8 @@ export interface LeaseOptions extends BudgetOptions {
   };
   /** Jobs that this process runs at once, over all kinds. Default 50. */
   concurrency?: number;
+  /** Jobs of a queue that this process runs at once, by the queue's name. Default: no limit of its own. */
+  queueConcurrency?: Record<string, number>;
   buffer?: {
     /** Jobs claimed ahead of a free slot, at most. 0 = none. Default 1000. */
     max?: number;
@@ -200,6 +202,7 @@ export abstract class ResolvedOptions {
   };
   readonly leader: { probeMs: number; retryMs: number };
   readonly concurrency: number;
+  readonly queueConcurrency: Readonly<Record<string, number>>;
   readonly buffer: { max: number; ageMs: number };
   readonly claim: { maxBytes: number };
   readonly suspects: { patienceMs: number };

@@ -52,6 +52,7 @@ const TOP_KEYS = [
   'rescue',
   'leader',
   'concurrency',
+  'queueConcurrency',
   'buffer',
   'claim',
   'suspects',
@@ -132,6 +133,10 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
   const concurrency = top.get('concurrency', integer(1, 100_000), 50);
   const schema = given.schema ?? 'leasehold';
   Schema.assertValid(schema);
+  const queueConcurrency = top.get('queueConcurrency', object, {});
+  for (const [queue, limit] of Object.entries(queueConcurrency)) {
+    integer(1, 100_000)(limit, `queueConcurrency['${queue}']`);
+  }
   const handlers = top.get('handlers', object, {});
   for (const [kind, options] of Object.entries(handlers)) validateHandlerOptions(options, `handlers['${kind}']`);
 
@@ -163,6 +168,7 @@ export function resolveOptions(given: LeaseOptions, calledAt = 'unknown'): Resol
       retryMs: leader.get('retry', duration(50, HOUR), 1000),
     },
     concurrency,
+    queueConcurrency: queueConcurrency as Record<string, number>,
     buffer: { max: buffer.get('max', integer(0, 100_000), 1000), ageMs: buffer.get('age', duration(50, HOUR), 1000) },
     claim: { maxBytes: claim.get('maxBytes', integer(1, 256 * 1024 * 1024), 16 * 1024 * 1024) },
     suspects: { patienceMs: suspects.get('patience', duration(0, 24 * HOUR), 30_000) },

@@ -91,7 +91,7 @@ export class Database {
     return this.opening;
   }
 
-  private async openOnce(): Promise<void> {
+  protected async openOnce(): Promise<void> {
     await assertServerFits(this.targets, this.options);
     // Both on connections of their own, so that a boot which fails later leaves no session in the pool.
     await prepareSchema(this.targets.direct, this.schema, this.options).catch(explainPooler);
@@ -119,7 +119,7 @@ export class Database {
     }
   }
 
-  private unchecked<R extends QueryResultRow>(
+  protected unchecked<R extends QueryResultRow>(
     text: string,
     values: unknown[] = [],
     options: QueryOptions = {},

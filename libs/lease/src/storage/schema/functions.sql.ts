@@ -84,7 +84,7 @@ export const functionsSql = (s: string): string[] => [
   pin(s, 'move_v1(json, boolean, boolean)'),
   pin(
     s,
-    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[])',
+    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[], int[])',
   ),
   // What these call inherits their settings: the settings of a function cost it 10 µs a call.
   ...[

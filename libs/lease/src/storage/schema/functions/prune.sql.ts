@@ -151,8 +151,8 @@ END $fn$`;
  * can't be had just now. SECURITY DEFINER, as for making them.
  *
  * The day is locked first, against writers only, and found empty under that: it may take a while to read what vacuum has left of it. Then the
- * parent is, which every settle needs: for that it waits 200 ms at most, and so do they. A retry holds the two the other way round;
- * then that limit comes before any deadlock_timeout, and the retry wins.
+ * parent is, which every settle needs: for that it waits 200 ms at most, and so do they; once it has that it waits for nothing. A retry takes
+ * the two the other way round: then that limit comes before any deadlock_timeout, and the retry wins.
  */
 export const dropEmptyDaySql = (s: string): string => `
 CREATE FUNCTION ${s}.drop_empty_day_v1() RETURNS text LANGUAGE plpgsql SECURITY DEFINER
@@ -175,6 +175,7 @@ BEGIN
       EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_day.name) INTO v_empty;
       CONTINUE WHEN NOT v_empty;
       LOCK TABLE ONLY ${s}.finished IN ACCESS EXCLUSIVE MODE;
+      EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_day.name);
       EXECUTE format('DROP TABLE %s', v_day.name);
       RETURN v_day.name;
     EXCEPTION

@@ -25,7 +25,7 @@ export const TOO_LATE = 'it completed before it saw the cancel request';
  * snapshot that somebody keeps open makes walking over it dear. Without ranges it looks everywhere. The statement that chooses locks the `ready` rows it returns
  * (SKIP LOCKED: no rival waits), the one that takes deletes those by ctid, which cannot change under the lock.
  *
- * Limits of the fleet: `p_fleet` has each lane's kind's, null for those without; those of a queue stand in `queues`; see `caps_v1`, and
+ * Limits of the fleet: `p_fleet` has each lane's kind's, null for those without; those of a queue stand in `queues`, and of the worker's own for a queue in `p_queue_limits` (of each lane, over all lanes of the queue); see `caps_v1`, and
  * `admit_v1` for concurrency keys. Queues with weights share what is wanted by them instead of by priority alone.
  *
  * `p_suspects`: 0 = take none; 1 = one, alone, if this worker holds no lease and nothing else is to be had; 2 = only that. A worker
@@ -44,7 +44,7 @@ CREATE FUNCTION ${s}.step_v1(p_worker text, p_jobs bigint[], p_tokens bigint[], 
   p_claim_no bigint, p_want int, p_queues text[], p_kinds text[], p_limits int[],
   p_suspects int, p_bytes bigint, p_range_ends int[] DEFAULT NULL, p_from_priorities int[] DEFAULT NULL,
   p_to_priorities int[] DEFAULT NULL, p_from_positions bigint[] DEFAULT NULL, p_to_positions bigint[] DEFAULT NULL,
-  p_fleet int[] DEFAULT NULL,
+  p_fleet int[] DEFAULT NULL, p_queue_limits int[] DEFAULT NULL,
   OUT applied text, OUT jobs text, OUT refused boolean, OUT scan text)
 LANGUAGE plpgsql AS $fn$
 DECLARE
@@ -58,7 +58,7 @@ DECLARE
   v_limited boolean;
   v_weighted boolean;
   v_capped boolean := p_fleet IS NOT NULL;
-  v_caps int[];
+  v_caps int[] := p_queue_limits;
   v_keyed bigint[];
   v_places text[];
   v_crowded boolean;
@@ -96,9 +96,12 @@ BEGIN
     IF v_limited OR v_capped THEN
       v_capped := true;
       SELECT c.limits, c.queue_caps INTO p_limits, v_caps FROM ${s}.caps_v1(p_queues, p_kinds, p_limits, p_fleet) c;
+      IF p_queue_limits IS NOT NULL THEN
+        SELECT array_agg(least(c.cap, c.here) ORDER BY c.i) INTO v_caps FROM unnest(v_caps, p_queue_limits) WITH ORDINALITY AS c(cap, here, i);
+      END IF;
       v_counts := p_limits;
-      IF cardinality(p_kinds) = 1 THEN v_counts[1] := least(p_limits[1], v_caps[1]); END IF;
     END IF;
+    IF v_caps IS NOT NULL AND cardinality(p_kinds) = 1 THEN v_counts[1] := least(p_limits[1], v_caps[1]); END IF;
 
     IF p_suspects < 2 THEN
       IF p_range_ends IS NULL THEN
@@ -108,7 +111,7 @@ BEGIN
       v_now := clock_timestamp();
       -- With several lanes: how many of each, so that priority and age hold across them. Looked up without locks; the lanes
       -- then give their first free rows, so rivals neither wait for each other nor come back empty.
-      IF cardinality(p_kinds) > 1 AND (v_capped OR v_weighted) THEN
+      IF cardinality(p_kinds) > 1 AND (v_caps IS NOT NULL OR v_capped OR v_weighted) THEN
         WITH w AS MATERIALIZED (
           SELECT u.q, coalesce((SELECT x.weight FROM ${s}.queues x WHERE x.name = u.q), 1) AS weight, random() AS luck
           FROM (SELECT DISTINCT x.q FROM unnest(p_queues) AS x(q)) u)
