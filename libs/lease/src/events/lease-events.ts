@@ -95,7 +95,8 @@ export class LeaseEvents {
   }
 
   emit(event: LeaseEvent): void {
-    const level = LEVELS[event.type];
+    // A leader that stops is no trouble.
+    const level = event.type === 'leader.lost' && event.message === 'stopped' ? 'log' : LEVELS[event.type];
     if (Logger.isLevelEnabled(level)) this.logger[level](line(event));
     for (const watcher of this.watchers.get(event.type) ?? []) watcher(event as never);
     this.subject.next(event);
