@@ -55,6 +55,7 @@ export { HeartbeatService } from './heartbeat/heartbeat.service';
 export type { AttestResult } from './heartbeat/beat-messages';
 export { RescueService, RESCUE_TEXT, type RescueCandidate } from './rescue/rescue.service';
 export { LeaderService, type LeaderInfo } from './leader/leader.service';
+export { RetentionService, type PruneSummary } from './maintenance/retention.service';
 export { LeaderCron } from './leader/leader-cron.decorator';
 export { WorkersService, type WorkerIdentity, type WorkerInfo } from './workers/workers.service';
 export { WorkerLifecycle } from './workers/worker-lifecycle';

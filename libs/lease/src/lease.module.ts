@@ -36,7 +36,9 @@ import { LeaderCronExplorer } from './leader/leader-cron.explorer';
 import { bindLeader } from './leader/leader-cron.decorator';
 import { LeaderService } from './leader/leader.service';
 import { getLeaseToken } from './lease.tokens';
+import { MaintenanceCrons } from './maintenance/maintenance-crons';
 import { MaintenanceService } from './maintenance/maintenance.service';
+import { RetentionService } from './maintenance/retention.service';
 import { type LeaseOptions, ResolvedOptions } from './options/lease-options';
 import { resolveOptions } from './options/resolve-options';
 import { didYouMean } from './options/suggest';
@@ -58,10 +60,14 @@ const PUBLIC: Type<unknown>[] = [
   HeartbeatService,
   RescueService,
   LeaderService,
+  RetentionService,
   WorkersService,
   LeaseEvents,
   WorkerLifecycle,
 ];
+
+/** Our own with `@LeaderCron` methods: they ask the leader of their own lease instance, whatever that is called. */
+const CRONS: Type<object>[] = [MaintenanceCrons];
 
 const INTERNAL: Type<unknown>[] = [
   Database,
@@ -83,6 +89,7 @@ const INTERNAL: Type<unknown>[] = [
   FinalFailures,
   LeaderCronExplorer,
   MaintenanceService,
+  ...CRONS,
   RescueLoop,
   WorkerParts,
 ];
@@ -223,8 +230,8 @@ export class LeaseModule implements OnModuleInit, OnApplicationBootstrap, OnModu
       );
     }
     const leader = this.moduleRef.get(LeaderService);
-    const asked = this.moduleRef.get(LeaderCronExplorer).bind(this.options.name, leader);
-    bindLeader(this.moduleRef.get(MaintenanceService), 'default', leader);
+    const asked = this.moduleRef.get(LeaderCronExplorer).bind(this.options.name, leader, CRONS);
+    for (const own of CRONS) bindLeader(this.moduleRef.get(own), 'default', leader);
     const names = this.all().map(({ name }) => name);
     for (const name of asked) {
       if (!names.includes(name)) {

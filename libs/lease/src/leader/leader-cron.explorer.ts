@@ -1,7 +1,6 @@
-import { Injectable } from '@nestjs/common';
+import { Injectable, type Type } from '@nestjs/common';
 import { DiscoveryService, MetadataScanner } from '@nestjs/core';
 import { LEADER_CRON, bindLeader } from './leader-cron.decorator';
-import { MaintenanceService } from '../maintenance/maintenance.service';
 import type { LeaderService } from './leader.service';
 
 /** Tells each instance with `@LeaderCron` methods which leader to ask. */
@@ -12,14 +11,17 @@ export class LeaderCronExplorer {
     private readonly scanner: MetadataScanner,
   ) {}
 
-  /** Binds all `@LeaderCron` methods of the lease instance `name`. @returns names that they ask for */
-  bind(name: string, leader: LeaderService): Set<string> {
+  /**
+   * Binds the users' `@LeaderCron` methods to the lease instance `name`, if that is what they ask for.
+   * @param own classes that are bound otherwise
+   * @returns names that are asked for
+   */
+  bind(name: string, leader: LeaderService, own: readonly Type<object>[]): Set<string> {
     const asked = new Set<string>();
     for (const { instance } of [...this.discovery.getProviders(), ...this.discovery.getControllers()] as {
       instance: unknown;
     }[]) {
-      // Our own maintenance asks the leader of its own instance, whatever that is called.
-      if (typeof instance !== 'object' || instance === null || instance instanceof MaintenanceService) continue;
+      if (typeof instance !== 'object' || instance === null || own.some((type) => instance instanceof type)) continue;
       const prototype = Object.getPrototypeOf(instance) as Record<string, unknown> | null;
       if (!prototype) continue;
       for (const method of this.scanner.getAllMethodNames(prototype)) {

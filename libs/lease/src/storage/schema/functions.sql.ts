@@ -79,7 +79,7 @@ export const functionsSql = (s: string): string[] => [
   ...['promote_places_v1(text[])', 'release_keys_v1(bigint[])', 'unblock_v1(bigint, text)'].map(
     (signature) => `ALTER FUNCTION ${s}.${signature} SET lock_timeout = '100ms'`,
   ),
-  `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '2s'`,
+  `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '250ms'`,
   pin(s, 'enqueue_v1(json)'),
   pin(s, 'move_v1(json, boolean, boolean)'),
   pin(

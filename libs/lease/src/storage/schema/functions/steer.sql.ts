@@ -19,8 +19,9 @@ const MOVED =
  * `state`: before, `now_in`: after.
  *
  * A job that moves between the look and the lock is looked for again, in a statement of its own: zero rows of one look are no answer.
- * Locks the state row of each job, waiting for whoever has it (a claim and a poll hold theirs for a moment), then its key; a stop
- * request locks the lease and leaves it where it is.
+ * Locks the state row of each job, waiting for whoever has it (a claim and a poll hold theirs for a moment), then its key, and to delete it its
+ * row of jobs; a stop request locks the lease and leaves it where it is. It waits less than any deadlock_timeout: rows of the user's that
+ * point at jobs are locked in an order of their own.
  */
 export const steerSql = (s: string): string => `
 CREATE FUNCTION ${s}.steer_v1(p_command text, p_jobs bigint[], p_reason text, p_priority int)
@@ -29,11 +30,13 @@ LANGUAGE plpgsql AS $fn$
 DECLARE
   v_effect text;
   v_now timestamptz;
+  v_waits int;
   w ${s}.waiting;
   f ${s}.finished;
 BEGIN
   PERFORM pg_current_xact_id();
   FOR job IN SELECT DISTINCT x.id FROM unnest(p_jobs) AS x(id) ORDER BY x.id LOOP
+    v_waits := 0;
     answer := 'contended'; token := NULL; worker := NULL; holder := NULL; now_in := NULL; queue := NULL; kind := NULL;
     FOR v_try IN 1..5 LOOP
       state := ${s}.state_v1(job);
@@ -138,7 +141,11 @@ BEGIN
       EXCEPTION
         WHEN foreign_key_violation THEN v_effect := 'referenced'; now_in := state;
         WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
-        WHEN lock_not_available THEN v_effect := 'contended'; now_in := state;
+        WHEN lock_not_available OR deadlock_detected THEN
+          v_effect := 'contended';
+          now_in := state;
+          v_waits := v_waits + 1;
+          CONTINUE WHEN v_waits < 2;
       END;
       answer := v_effect;
       EXIT;
