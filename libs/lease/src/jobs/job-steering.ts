@@ -5,6 +5,7 @@ import { LeaseEvents } from '../events/lease-events';
 import { didYouMean } from '../options/suggest';
 import { isName } from '../options/validators';
 import { Database } from '../storage/database';
+import { backoffMs, sleep } from '../storage/delays';
 import { type JobFilter, assertId, filterOf } from './job-filter';
 import { JOB_STATES, type JobState } from './job.types';
 import { countIdsSql, idsSql, steerSql } from './steering.sql';
@@ -59,6 +60,7 @@ interface SteerRow extends Record<string, unknown> {
 
 const PART = 200;
 const MAX_MANY = 10_000;
+const CONTENDED_TRIES = 3;
 const REQUESTS: Partial<Record<JobCommand, 'cancel' | 'pause'>> = {
   cancel: 'cancel',
   pause: 'pause',
@@ -81,7 +83,11 @@ export class JobSteering {
   async one(command: JobCommand, id: string, { reason, priority }: SteerManyOptions = {}): Promise<Steered> {
     assertId(id, 'id');
     assertCommand(command, { reason, priority });
-    const [row] = await this.send(command, [id], reason, priority);
+    let [row] = await this.send(command, [id], reason, priority);
+    for (let tries = 0; row?.answer === 'contended' && tries < CONTENDED_TRIES; tries++) {
+      await sleep(backoffMs(tries, 20, 200));
+      [row] = await this.send(command, [id], reason, priority);
+    }
     if (!row || row.answer === 'unknown') throw new UnknownJobError(id);
     switch (row.answer) {
       case 'contended':

@@ -20,8 +20,8 @@ const MOVED =
  *
  * A job that moves between the look and the lock is looked for again, in a statement of its own: zero rows of one look are no answer.
  * Locks the state row of each job, waiting for whoever has it (a claim and a poll hold theirs for a moment), then its key, and to delete it its
- * row of jobs; a stop request locks the lease and leaves it where it is. It waits less than any deadlock_timeout: rows of the user's that
- * point at jobs are locked in an order of their own.
+ * row of jobs; a stop request locks the lease and leaves it where it is. It waits for a moment only (lock_timeout), and for a row of jobs not
+ * at all.
  */
 export const steerSql = (s: string): string => `
 CREATE FUNCTION ${s}.steer_v1(p_command text, p_jobs bigint[], p_reason text, p_priority int)
@@ -49,6 +49,11 @@ BEGIN
       w := NULL;
 
       BEGIN
+        -- Without waiting: rows of the user's that are about to point at jobs are locked in an order of their own.
+        IF v_effect = 'deleted' THEN
+          PERFORM FROM ${s}.jobs j WHERE j.id = job FOR UPDATE SKIP LOCKED;
+          IF NOT FOUND AND EXISTS (SELECT FROM ${s}.jobs j WHERE j.id = job) THEN RAISE lock_not_available; END IF;
+        END IF;
         IF state = 'running' THEN
           IF v_effect = 'requested' THEN
             UPDATE ${s}.leases l SET cancel_requested = l.cancel_requested OR p_command = 'cancel',
