@@ -105,6 +105,44 @@ describe('R20 lease.transaction', () => {
     expect(await effectsOf(id)).toEqual(['attempt 2']);
   });
 
+  it('R20 completeIn in a transaction of one’s own: committed, rolled back, and never ended before the run has', async () => {
+    work = async ({ id, payload, attempt }, lease) => {
+      if (payload === 'committed') {
+        await dataSource.transaction((manager) => lease.completeIn(manager, 'committed'));
+        return 'ignored';
+      }
+      if (payload === 'rolled back' && attempt === 1) {
+        await dataSource
+          .transaction(async (manager) => {
+            await effect(manager, id, 'never');
+            await lease.completeIn(manager, 'never');
+            throw new Error('rolled back');
+          })
+          .catch(() => undefined);
+        return 'settled as usual';
+      }
+      // Left to itself, and committed when the handler has returned.
+      const runner = dataSource.createQueryRunner();
+      await runner.startTransaction();
+      await lease.completeIn(runner, 'late');
+      setTimeout(() => void runner.commitTransaction().then(() => runner.release()), 300);
+    };
+    const worker = await start();
+    const [committed, back, late] = (await worker.jobs.enqueueMany(InTransaction, [
+      'committed',
+      'rolled back',
+      'late',
+    ])) as [string, string, string];
+    expect(await worker.jobs.waitFor(committed)).toMatchObject({ state: 'completed', result: 'committed', attempt: 1 });
+    expect(await worker.jobs.waitFor(back)).toMatchObject({ state: 'completed', result: 'settled as usual', runs: [] });
+    expect(await worker.jobs.waitFor(late)).toMatchObject({ state: 'completed', result: 'late', runs: [] });
+    expect(await effectsOf(back)).toEqual([]);
+    await eventually(() => worker.events.filter(({ type }) => type === 'job.completed').length === 3);
+    expect(worker.events.some(({ type }) => type === 'job.refused')).toBe(false);
+    // Nothing is left that a drain would wait for.
+    await worker.close();
+  });
+
   it('R20 with a bare pg client', async () => {
     work = async ({ id }, lease) => {
       const client = new Client({ connectionString: db.url });

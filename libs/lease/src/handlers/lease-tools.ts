@@ -13,7 +13,7 @@ import { completeSql, extendSql, heldSql, promoteOfSql, saveSql } from '../settl
 import { type RunInTransaction, type TransactionTarget, runnerOn } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
-import { isConflict, isConnectionError } from '../storage/sql-errors';
+import { isConflict, isConnectionError, isLimit } from '../storage/sql-errors';
 
 export interface TransactionOptions {
   /** Whose transaction it is. Default: the module's `connection.dataSource`, else the application's DataSource. */
@@ -153,22 +153,29 @@ export class LeaseTools {
       await commit();
     } catch (error) {
       await rollback().catch(() => undefined);
-      if (!held.completing || !(await this.wasCommitted(held, error))) {
+      // The answer to the COMMIT may be what was lost.
+      const mayBe = held.completing && isConnectionError(rootOf(error));
+      if (!mayBe || !(await this.wasCommitted(held))) {
         this.reopen(held);
         throw error;
       }
     }
-    if (held.completing) {
-      held.settled = true;
-      // Only a hint: the next poll promotes whoever waits for the place.
-      this.database.query(promoteOfSql(this.s), [held.job.id]).catch(() => undefined);
-    }
+    if (held.completing) this.completed(held);
     return result;
   }
 
-  /** The answer to the COMMIT was lost. Waits for whatever still has the lease locked, then looks for the outcome. */
-  private async wasCommitted({ job }: HeldLease, error: unknown): Promise<boolean> {
-    if (!isConnectionError(rootOf(error))) return false;
+  /**
+   * The run has ended, and its job was completed in a transaction that is not ours to watch (`completeIn` without `lease.transaction`): whether that
+   * was committed is looked up. If not, the job is still to be settled.
+   */
+  async endCompletion(held: HeldLease): Promise<void> {
+    if (!held.completing || held.settled) return;
+    if (await this.wasCommitted(held)) this.completed(held);
+    else this.reopen(held);
+  }
+
+  /** Waits for whatever still has the lease locked, then looks for the outcome. */
+  private async wasCommitted({ job }: HeldLease): Promise<boolean> {
     for (let tries = 0; ; tries++) {
       try {
         const [lease] = await this.database.query<{ held: boolean }>(heldSql(this.s), [
@@ -180,8 +187,8 @@ export class LeaseTools {
         if (lease?.held) return false;
         const recorded = await this.database.query(recordedSql(this.s), [[job.id], [job.token], [job.workerId]]);
         return recorded.length > 0;
-      } catch (lookError) {
-        if (!isConnectionError(lookError)) throw lookError;
+      } catch (error) {
+        if (!isConnectionError(error) && !isLimit(error)) throw error;
         await sleep(backoffMs(tries, 50, 2000));
       }
     }
@@ -190,6 +197,12 @@ export class LeaseTools {
   private async assertHeld(run: RunInTransaction, held: HeldLease, lock: boolean): Promise<void> {
     const [row] = await run<{ held: boolean }>(heldSql(this.s), [...fence(held), lock]);
     if (!row?.held) throw this.lost(held);
+  }
+
+  private completed(held: HeldLease): void {
+    held.settled = true;
+    // Only a hint: the next poll promotes whoever waits for the place.
+    this.database.query(promoteOfSql(this.s), [held.job.id]).catch(() => undefined);
   }
 
   /** The completion was rolled back: the job is still to be settled. */
