@@ -8,7 +8,6 @@ import {
   LeaseLostError,
 } from '@leasehold/nestjs';
 import {
-  type Gate,
   TcpProxy,
   type TestDatabase,
   createTestDatabase,
@@ -173,14 +172,13 @@ describe('R23 checkpoints', () => {
 
   it('a save whose reply is lost is repeated, and resolves when it is there', async () => {
     const proxy = await TcpProxy.start(db.url);
-    let cut: Gate | undefined;
+    const cut = gate();
     work = async (_job, lease) => {
       await lease.checkpoint({ next: 1 });
-      cut?.open();
+      cut.open();
       await lease.checkpoint({ next: 2 });
       return 'through';
     };
-    cut = gate();
     const worker = await startLeaseApp(db, { handlers: [SaveIt], url: proxy.url(db.url) });
     void cut.promise.then(() => proxy.cut());
     const id = await worker.jobs.enqueue(SaveIt, null);

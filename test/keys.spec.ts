@@ -1,14 +1,12 @@
 import { type Handler, type Job, JobHandler } from '@leasehold/nestjs';
 import { Client } from 'pg';
 import {
-  type Gate,
   type LeaseApp,
   RowGate,
   TcpProxy,
   type TestDatabase,
   createTestDatabase,
   eventually,
-  gate,
   startHandWorker,
   startLeaseApp,
 } from './support';
@@ -538,20 +536,16 @@ describe('jobs of a handler', () => {
     let seen = 0;
     let at = 0;
     let most = 0;
-    let gateOf: Gate | undefined;
     @JobHandler('k.sync', { concurrency: 10 })
     class Sync implements Handler {
       async handle(): Promise<void> {
         most = Math.max(most, ++at);
         seen = data;
-        await gateOf?.promise;
         await new Promise((resolve) => setTimeout(resolve, 3));
         at--;
       }
     }
     const worker = await startLeaseApp(db, { handlers: [Sync] });
-    gateOf = gate();
-    gateOf.open();
     let last = '';
     for (let i = 1; i <= 60; i++) {
       data = i;

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { type Handler, type Job, JobHandler, type Lease, LeaseLostError, NonRetryableError } from '@leasehold/nestjs';
 import { Client, type ClientBase } from 'pg';
 import { DataSource, type EntityManager } from 'typeorm';
-import { RowGate, TcpProxy, type TestDatabase, createTestDatabase, eventually, gate, startLeaseApp } from './support';
+import { TcpProxy, type TestDatabase, createTestDatabase, eventually, gate, startLeaseApp } from './support';
 import { startWorkerProcess } from './support/fleet';
 import { untilState } from './support/job-states';
 

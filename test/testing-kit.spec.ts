@@ -19,7 +19,7 @@ import {
 import { type INestApplicationContext, Injectable, Logger, type Provider } from '@nestjs/common';
 import { Test } from '@nestjs/testing';
 import { IsEmail, IsInt } from 'class-validator';
-import { type TestDatabase, createTestDatabase, gate } from './support';
+import { type TestDatabase, createTestDatabase, eventually, gate } from './support';
 
 class MailDto {
   @IsEmail()
@@ -289,6 +289,20 @@ describe('loseLease', () => {
     expect((await lease.beat()).gone).toEqual([[id, expect.any(String)]]);
     expect((await zombie)?.outcome).toBe('refused');
   });
+});
+
+it('several jobs run side by side, as one worker', async () => {
+  const { lease, jobs, script } = await start();
+  const go = gate();
+  script.work = () => go.promise;
+  const ids = await jobs.enqueueMany(SendMail, [mail(), mail()]);
+  const runs = [lease.runNext(), lease.runNext()];
+  await eventually(() => script.ran.length === 2);
+  expect(await db.query('SELECT DISTINCT worker_id FROM leasehold.leases')).toHaveLength(1);
+  for (const id of ids) expect(await lease.loseLease(id)).toMatchObject({ state: 'ready', crashes: 1 });
+  expect((await lease.beat()).gone).toHaveLength(2);
+  go.open();
+  expect((await Promise.all(runs)).map((run) => run?.outcome)).toEqual(['refused', 'refused']);
 });
 
 describe('expectEnqueued', () => {

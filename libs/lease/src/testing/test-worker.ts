@@ -37,6 +37,7 @@ export interface Selection {
 export class TestWorker {
   private held = new HeldLeases();
   private id: string | undefined;
+  private registering: Promise<string> | undefined;
   private readonly tools: RunTools;
   private readonly claiming = new Set<Promise<unknown>>();
   private readonly running = new Set<Promise<unknown>>();
@@ -86,7 +87,9 @@ export class TestWorker {
       ]);
       if (rows.length > 0) return this.id;
     }
-    return (this.id = await this.register());
+    // Two that begin together are one worker.
+    this.registering ??= this.register().finally(() => (this.registering = undefined));
+    return (this.id = await this.registering);
   }
 
   /** The same only if this worker is registered: its lease must not end because time was moved on. */
