@@ -25,6 +25,9 @@ export interface ClaimedJob {
   readonly signal: AbortSignal;
 }
 
+/** As many as a worker's poll: what is due and more urgent must be there before the claim chooses. */
+const PROMOTED = 500;
+
 /**
  * Claims jobs by hand, for code that steers itself: `claim`, do the work, then settle with SettleService. Of any number of rivals
  * exactly one gets a job (R1). Needs a registered worker (`WorkersService.register`, `HeartbeatService.start`); its beats renew these
@@ -52,7 +55,7 @@ export class ClaimService implements LeaseWatcher {
     const workerId = this.workers.currentId;
     const [row] = await this.database.query<{ lanes: Lane[] | null; suspects: Lane[] | null }>(
       pollSql(this.database.schema.quoted),
-      [kinds, queues ?? null, limit, true],
+      [kinds, queues ?? null, PROMOTED, true],
     );
     const lanes = [
       ...new Map(
