@@ -56,7 +56,7 @@ describe('F:L6 many at once', () => {
       Array.from({ length: 5 }, async () => {
         const client = new Client({ connectionString: db.url });
         await client.connect();
-        await client.query('BEGIN');
+        await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
         return client;
       }),
     );
@@ -213,7 +213,7 @@ describe('F:L4 modes', () => {
     const other = await hand.jobs.enqueue('k', 'old', { ...options, key: 'other way' });
     const client = new Client({ connectionString: db.url });
     await client.connect();
-    await client.query('BEGIN');
+    await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
     await hand.jobs.enqueue('k', 'new', { ...options, key: 'other way', client });
     expect(await claim()).toBeUndefined();
     await client.query('COMMIT');
@@ -293,7 +293,7 @@ describe('F:L4 modes', () => {
     const id = await hand.jobs.enqueue('k', 1, { key: 's' });
     const client = new Client({ connectionString: db.url });
     await client.connect();
-    await client.query('BEGIN');
+    await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
     expect(await hand.jobs.enqueueUnique('k', 2, { key: 's', keyMode: 'serial', client })).toMatchObject({
       id,
       outcome: 'existing',
@@ -448,7 +448,7 @@ describe('F:L5 a key never outlives its job', () => {
     // Somebody enqueues the next one, and keeps the transaction open.
     const client = new Client({ connectionString: db.url });
     await client.connect();
-    await client.query('BEGIN');
+    await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
     const next = await hand.jobs.enqueueUnique('k', 2, { ...options, client });
     expect(next.outcome).toBe('created');
     await hand.settle.complete(job);

@@ -123,7 +123,7 @@ describe('the SQL function enqueue', () => {
     await db.query('CREATE TRIGGER placed AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION order_placed()');
     const client = new Client({ connectionString: db.url });
     await client.connect();
-    await client.query('BEGIN');
+    await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
     await client.query('INSERT INTO orders VALUES (1, 10)');
     await client.query('ROLLBACK');
     await client.query('INSERT INTO orders VALUES (2, 20)');
