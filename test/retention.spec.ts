@@ -324,3 +324,40 @@ describe("foreign keys of the user's", () => {
     }
   });
 });
+
+describe('wherever it runs', () => {
+  it('F:E10 a schema of any name', async () => {
+    const options = { schema: `it's 100%s "a"`, retention: { cancelled: 0 }, role: 'producer' } as const;
+    const app = await startLeaseApp(db, { options });
+    const [id] = await app.jobs.enqueueMany('plain', [1, 2]);
+    await app.jobs.cancel(id!);
+    const retention = app.app.get(RetentionService);
+    expect(await retention.prune()).toEqual({ deleted: 1, held: 0 });
+    expect(await retention.dropEmptyDays()).toEqual([]);
+    expect(await app.jobs.counts()).toMatchObject({ ready: 1, cancelled: 0 });
+  });
+
+  it('F:J10 a role that may only read and write rows, not even of the table whose foreign key holds a job', async () => {
+    const role = `lh_test_${Math.random().toString(36).slice(2)}`;
+    await db.query(`CREATE ROLE ${role} LOGIN PASSWORD 'few';
+      GRANT USAGE ON SCHEMA leasehold TO ${role};
+      GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO ${role};
+      GRANT SELECT, UPDATE, USAGE ON ALL SEQUENCES IN SCHEMA leasehold TO ${role};
+      CREATE TABLE secret (job_id bigint REFERENCES ${S}.jobs)`);
+    try {
+      const url = Object.assign(new URL(db.url), { username: role, password: 'few' }).href;
+      // In a partition that was made after the grant.
+      const ids = await finished({ count: 20, age: '77 d', history: true });
+      await db.query('INSERT INTO secret VALUES ($1)', [ids[5]]);
+      const app = await startLeaseApp(db, { url, options: { role: 'producer', migrate: false } });
+      const retention = app.app.get(RetentionService);
+      expect(await retention.prune()).toEqual({ deleted: 19, held: 1 });
+      await db.query('DROP TABLE secret');
+      expect(await retention.prune()).toEqual({ deleted: 1, held: 0 });
+      expect(await retention.dropEmptyDays()).toContainEqual(expect.stringMatching(/^leasehold\.finished_/));
+      await app.close();
+    } finally {
+      await db.query(`DROP TABLE IF EXISTS secret; DROP OWNED BY ${role} CASCADE; DROP ROLE ${role}`);
+    }
+  });
+});

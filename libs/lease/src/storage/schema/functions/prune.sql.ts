@@ -5,17 +5,18 @@ import { inLiteral } from '../quote';
  * length counts too, one without a beginning or an end does not. Locks nothing.
  */
 export const finishedDaysSql = (s: string): string => `
-CREATE FUNCTION ${s}.finished_days_v1(OUT part regclass, OUT from_at timestamptz, OUT to_at timestamptz) RETURNS SETOF record
+CREATE FUNCTION ${s}.finished_days_v1(OUT part text, OUT from_at timestamptz, OUT to_at timestamptz) RETURNS SETOF record
 LANGUAGE sql STABLE SET timezone = 'UTC' SET datestyle = 'ISO' AS $fn$
-  SELECT i.inhrelid::regclass, b.bounds[1]::timestamptz, b.bounds[2]::timestamptz
-  FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+  -- Not by regclass, which for one that is dropped meanwhile says a number.
+  SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), b.bounds[1]::timestamptz, b.bounds[2]::timestamptz
+  FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   CROSS JOIN LATERAL pg_catalog.regexp_match(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'FROM \\(''([^'']+)''\\) TO \\(''([^'']+)''\\)') AS b(bounds)
   WHERE i.inhparent = '${inLiteral(s)}.finished'::regclass AND b.bounds IS NOT NULL
   ORDER BY 2
 $fn$`;
 
 /**
- * One batch of retention: looks at no more than about p_limit finished jobs, and for half a second, and deletes those that are past their time,
+ * One batch of retention: looks at no more than about p_limit finished jobs, and for a third of a second, and deletes those that are past their time,
  * with their runs and checkpoints. The time counts from finished_at. A queue's own keep_*_ms wins over the parameters (null there: the
  * parameter; -1: for ever), of which null is for ever.
  *
@@ -28,7 +29,8 @@ $fn$`;
  * has a finished row locked is taking the job back (retry) or deleting it, here or in another pass; whoever has its row of jobs locked is about
  * to point at it. With the first nobody can bring the job back, with the second nobody can begin to point at it, so what is then looked up
  * stays true until the end. runs and checkpoints are written under a lease only, and there is none. What is left to wait for are rows of the
- * user's own that a foreign key takes along: for no longer than the lock_timeout, which is below any deadlock_timeout.
+ * user's own that a foreign key takes along, for 10 ms each: who has one locked may be waiting for one of ours (seen with 200 ms, where a
+ * deletion by hand, at the second after which the server looks for deadlocks, found itself in one). The 200 ms are for whoever alters a table.
  */
 export const pruneSql = (s: string): string => `
 CREATE FUNCTION ${s}.prune_v1(p_completed bigint, p_failed bigint, p_cancelled bigint, p_from timestamptz, p_after bigint, p_limit int,
@@ -36,7 +38,7 @@ CREATE FUNCTION ${s}.prune_v1(p_completed bigint, p_failed bigint, p_cancelled b
 LANGUAGE plpgsql SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '200ms' AS $fn$
 DECLARE
   v_now timestamptz := clock_timestamp();
-  v_until timestamptz := v_now + interval '500 ms';
+  v_until timestamptz := v_now + interval '300 ms';
   v_least bigint;
   v_left int := p_limit;
   v_day record;
@@ -115,11 +117,11 @@ const holdingKeys = (s: string): string => `
 /**
  * Deletes these finished jobs and everything about them, whose finished rows and rows of jobs the caller has locked. When the database
  * refuses (a foreign key that could not be looked up, a trigger, a row of the user's that somebody has locked), each half is tried by
- * itself, down to the one that it is about, which stays whole; after p_until what has been refused is left.
+ * itself, down to the one that it is about, which stays whole; after p_until what has been refused is left. The next pass tries again.
  */
 export const pruneTheseSql = (s: string): string => `
 CREATE FUNCTION ${s}.prune_these_v1(p_jobs bigint[], p_from timestamptz, p_to timestamptz, p_until timestamptz, OUT deleted int, OUT why text)
-LANGUAGE plpgsql AS $fn$
+LANGUAGE plpgsql SET lock_timeout = '10ms' AS $fn$
 DECLARE
   v_half int := cardinality(p_jobs) / 2;
   v_done record;
@@ -165,19 +167,19 @@ BEGIN
     RAISE EXCEPTION 'under % what was added since would not be seen', current_setting('transaction_isolation') USING ERRCODE = '25001';
   END IF;
   FOR v_day IN
-    SELECT d.part, d.part::text AS name FROM ${s}.finished_days_v1() d WHERE d.to_at <= clock_timestamp() - interval '2 days' ORDER BY d.from_at
+    SELECT d.part FROM ${s}.finished_days_v1() d WHERE d.to_at <= clock_timestamp() - interval '2 days' ORDER BY d.from_at
   LOOP
     BEGIN
       -- A look without a lock: most days are not empty.
-      EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_day.name) INTO v_empty;
+      EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_day.part) INTO v_empty;
       CONTINUE WHEN NOT v_empty;
-      EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', v_day.name);
-      EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_day.name) INTO v_empty;
+      EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', v_day.part);
+      EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_day.part) INTO v_empty;
       CONTINUE WHEN NOT v_empty;
       LOCK TABLE ONLY ${s}.finished IN ACCESS EXCLUSIVE MODE;
-      EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_day.name);
-      EXECUTE format('DROP TABLE %s', v_day.name);
-      RETURN v_day.name;
+      EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_day.part);
+      EXECUTE format('DROP TABLE %s', v_day.part);
+      RETURN v_day.part;
     EXCEPTION
       WHEN lock_not_available OR deadlock_detected THEN RETURN NULL;
       -- Another leader was first; or somebody's view stands on it.
