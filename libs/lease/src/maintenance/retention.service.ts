@@ -14,7 +14,7 @@ export interface PruneSummary {
   held: number;
 }
 
-/** Jobs that one statement looks at: some 50 ms of a server's time if it deletes them all. */
+/** Jobs that one statement looks at: 5 ms of the server, or 20 ms if it deletes them all (seen: 200 000 in 2.7 s, each with a run and a checkpoint). */
 const BATCH = 1000;
 /** After a pass comes a rest of so many times what it took, so that looking at what is kept for long costs a twentieth of a session. */
 const REST = 20;

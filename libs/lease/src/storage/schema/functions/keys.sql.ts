@@ -258,7 +258,7 @@ BEGIN
     IF ${s}.unblock_v1(v.job_id, 'key') THEN repaired := repaired + 1; END IF;
   END LOOP;
   FOR v IN
-    SELECT k.key_space, k.key, k.next_id IS NULL AND coalesce(k.until <= clock_timestamp(), true) AND NOT ${unfinished(s, 'k.job_id')} AS stale
+    SELECT k.key_space, k.key, k.until, k.next_id IS NULL AND coalesce(k.until <= clock_timestamp(), true) AND NOT ${unfinished(s, 'k.job_id')} AS stale
     FROM ${s}.job_keys k WHERE (k.key_space, k.key) > (p_space, p_key) ORDER BY k.key_space, k.key LIMIT p_limit
   LOOP
     last_space := v.key_space;
@@ -268,7 +268,8 @@ BEGIN
     CONTINUE WHEN NOT FOUND;
     DELETE FROM ${s}.job_keys k WHERE k.key_space = v.key_space AND k.key = v.key AND k.next_id IS NULL
       AND coalesce(k.until <= clock_timestamp(), true) AND NOT ${unfinished(s, 'k.job_id')};
-    IF FOUND THEN repaired := repaired + 1; END IF;
+    -- A window that has passed is no repair.
+    IF FOUND AND v.until IS NULL THEN repaired := repaired + 1; END IF;
   END LOOP;
 END $fn$`;
 

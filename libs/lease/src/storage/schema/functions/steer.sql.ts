@@ -35,6 +35,8 @@ DECLARE
   f ${s}.finished;
 BEGIN
   PERFORM pg_current_xact_id();
+  -- A check that the user put off to the commit would fail the whole lot there.
+  SET CONSTRAINTS ALL IMMEDIATE;
   FOR job IN SELECT DISTINCT x.id FROM unnest(p_jobs) AS x(id) ORDER BY x.id LOOP
     v_waits := 0;
     answer := 'contended'; token := NULL; worker := NULL; holder := NULL; now_in := NULL; queue := NULL; kind := NULL;
@@ -144,7 +146,7 @@ BEGIN
         END IF;
       -- One job's trouble is its own: what was done to it is undone, and the others go on.
       EXCEPTION
-        WHEN foreign_key_violation THEN v_effect := 'referenced'; now_in := state;
+        WHEN foreign_key_violation OR restrict_violation THEN v_effect := 'referenced'; now_in := state;
         WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
         WHEN lock_not_available OR deadlock_detected THEN
           v_effect := 'contended';
