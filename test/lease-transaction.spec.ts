@@ -143,6 +143,34 @@ describe('R20 lease.transaction', () => {
     await worker.close();
   });
 
+  it('R20 completeIn in a savepoint that is rolled back is none: the fence is asked again before the commit', async () => {
+    const errors: unknown[] = [];
+    work = async ({ id, payload }, lease) => {
+      await lease
+        .transaction(async (manager) => {
+          await effect(manager, id, 'kept');
+          await manager
+            .transaction(async (inner) => {
+              await lease.completeIn(inner, 'never');
+              throw new Error('inner');
+            })
+            .catch(() => undefined);
+          if (payload === 'stolen') await steal(id);
+        })
+        .catch((error: unknown) => errors.push(error));
+      return 'settled as usual';
+    };
+    const { jobs } = await start();
+    const held = await jobs.enqueue(InTransaction, 'held');
+    expect(await jobs.waitFor(held)).toMatchObject({ state: 'completed', result: 'settled as usual' });
+    expect(await effectsOf(held)).toEqual(['kept']);
+    const stolen = await jobs.enqueue(InTransaction, 'stolen');
+    await eventually(() => errors.length === 1);
+    expect(errors[0]).toBeInstanceOf(LeaseLostError);
+    expect(await effectsOf(stolen)).toEqual([]);
+    await jobs.forceCancel(stolen);
+  });
+
   it('R20 with a bare pg client', async () => {
     work = async ({ id }, lease) => {
       const client = new Client({ connectionString: db.url });

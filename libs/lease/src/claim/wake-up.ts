@@ -118,8 +118,9 @@ export class WakeUp {
     const message = parse(payload);
     if (Array.isArray(message)) return this.listener?.(message.filter(isLane));
     if (Array.isArray(message.stop)) this.stopListener(message.stop);
-    for (const jobId of message.ended ?? []) for (const { onEnd } of this.waits.get(jobId) ?? []) onEnd();
-    for (const jobId of message.await ?? []) this.remember(jobId);
+    // Anybody who may connect may send anything.
+    for (const jobId of listOf(message.ended)) for (const { onEnd } of this.waits.get(jobId) ?? []) onEnd();
+    for (const jobId of listOf(message.await)) this.remember(jobId);
   }
 
   private remember(jobId: string): void {
@@ -181,6 +182,8 @@ const encodeLanes = (lanes: Lane[]): string => {
   const text = JSON.stringify(lanes);
   return Buffer.byteLength(text) <= MAX_PAYLOAD_BYTES ? text : '[]';
 };
+
+const listOf = (value: unknown): string[] => (Array.isArray(value) ? value.filter((id) => typeof id === 'string') : []);
 
 const isLane = (lane: unknown): lane is Lane => Array.isArray(lane) && lane.length === 2;
 

@@ -2,14 +2,13 @@ import { Injectable } from '@nestjs/common';
 import { ModuleRef } from '@nestjs/core';
 import type { ClientBase, QueryResultRow } from 'pg';
 import { DataSource, type EntityManager } from 'typeorm';
-import { recordedSql } from '../claim/exchange.sql';
 import type { HeldLease } from '../claim/held-leases';
 import { LeaseLostError, LeaseSetupError, NonRetryableError } from '../errors';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
 import { ResolvedOptions } from '../options/lease-options';
 import { encodeResult } from '../settle/encode-result';
 import { Saves } from '../settle/saves';
-import { completeSql, extendSql, heldSql, promoteOfSql, saveSql } from '../settle/saves.sql';
+import { completeSql, completedSql, extendSql, heldSql, promoteOfSql, saveSql } from '../settle/saves.sql';
 import { type RunInTransaction, type TransactionTarget, runnerOn } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
@@ -142,6 +141,8 @@ export class LeaseTools {
       ]);
       await this.assertHeld(run, held, false);
       result = await work(target);
+      // Completed in a savepoint that was rolled back, or elsewhere: then it is not, in here.
+      if (held.completing && (await run(completedSql(this.s), fence(held))).length === 0) this.reopen(held);
       if (!held.completing) await this.assertHeld(run, held, true);
     } catch (error) {
       this.reopen(held);
@@ -185,8 +186,7 @@ export class LeaseTools {
           true,
         ]);
         if (lease?.held) return false;
-        const recorded = await this.database.query(recordedSql(this.s), [[job.id], [job.token], [job.workerId]]);
-        return recorded.length > 0;
+        return (await this.database.query(completedSql(this.s), [job.id, job.token, job.workerId])).length > 0;
       } catch (error) {
         if (!isConnectionError(error) && !isLimit(error)) throw error;
         await sleep(backoffMs(tries, 50, 2000));

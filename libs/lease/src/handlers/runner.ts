@@ -54,7 +54,7 @@ export class Runner implements LeaseWatcher {
     }
     // What it said last of its progress could not be written after its outcome.
     if (held.saving) await this.tools.saves.flush(held);
-    if (held.completing) await this.tools.endCompletion(held);
+    if (held.completing) await this.tools.endCompletion(held).catch(() => held.reopen());
     if (held.settled) return this.settledByItself(held, onEnd);
     // Already settled by its deadline: whatever the handler says now is late.
     if (held.settling) this.events.emit({ type: 'job.refused', outcome: outcome.event, ...ref(job) });

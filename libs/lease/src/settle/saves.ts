@@ -49,6 +49,9 @@ export class Saves {
   /** There is something to be written now. */
   private due = false;
   private timer: NodeJS.Timeout | undefined;
+  private onWire: ReadonlySet<string> = new Set();
+  /** Called after the next write. */
+  private rounds: (() => void)[] = [];
 
   constructor(private readonly database: Database) {}
 
@@ -76,9 +79,11 @@ export class Saves {
 
   /** Writes the notes of a job whose run ends, since they could not be written after it. Never throws: they are only notes. */
   async flush(lease: HeldLease): Promise<void> {
-    while (lease.saving && !lease.lost && (this.writing || this.unsaved.has(lease.job.key))) {
-      this.write();
-      await this.writing;
+    const { key } = lease.job;
+    while (lease.saving && !lease.lost && (this.onWire.has(key) || this.unsaved.has(key))) {
+      if (this.unsaved.has(key)) this.write();
+      // One write, not all that others go on to give.
+      await new Promise<void>((resolve) => this.rounds.push(resolve));
     }
   }
 
@@ -118,6 +123,7 @@ export class Saves {
       this.due = this.unsaved.size > MAX_BATCH;
       const batch = [...this.unsaved.values()].slice(0, MAX_BATCH);
       for (const { lease } of batch) this.unsaved.delete(lease.job.key);
+      this.onWire = new Set(batch.map(({ lease }) => lease.job.key));
       try {
         await this.send(batch);
         failures = 0;
@@ -125,8 +131,11 @@ export class Saves {
         this.trouble.warn('save', `Could not save checkpoints, trying again: ${errorText(error)}`);
         for (const entry of batch) this.putBack(entry);
         this.due = this.unsaved.size > 0;
+        this.onWire = new Set();
         await sleep(backoffMs(failures++, 20, 1000));
       }
+      this.onWire = new Set();
+      for (const resolve of this.rounds.splice(0)) resolve();
     }
   }
 

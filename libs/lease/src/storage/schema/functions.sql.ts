@@ -79,6 +79,8 @@ export const functionsSql = (s: string): string[] => [
   ...['promote_places_v1(text[])', 'release_keys_v1(bigint[])', 'unblock_v1(bigint, text)'].map(
     (signature) => `ALTER FUNCTION ${s}.${signature} SET lock_timeout = '100ms'`,
   ),
+  // An OR of two indexes; without it every settle of a keyed job reads all keys (122 ms at 300 000).
+  `ALTER FUNCTION ${s}.release_keys_v1(bigint[]) SET enable_bitmapscan = on`,
   `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '250ms'`,
   pin(s, 'enqueue_v1(json)'),
   pin(s, 'move_v1(json, boolean, boolean)'),

@@ -73,7 +73,10 @@ BEGIN
       CONTINUE;
     END;
     v_taken := (SELECT count(*) FROM ${s}.leases l WHERE l.concurrency_key = v_key AND l.concurrency_key <> '')
-      + (SELECT count(*) FROM ${s}.ready r WHERE r.concurrency_key = v_key AND r.concurrency_key <> '');
+      -- Ready ones will take a place; but not those that nobody can claim.
+      + (SELECT count(*) FROM ${s}.ready r WHERE r.concurrency_key = v_key AND r.concurrency_key <> ''
+         AND NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = r.queue AND q.paused)
+         AND EXISTS (SELECT FROM ${s}.workers w WHERE w.state = 'live' AND r.kind = ANY (w.kinds)));
     FOR v_job IN
       SELECT w.job_id, (SELECT j.concurrency_max FROM ${s}.jobs j WHERE j.id = w.job_id) AS most FROM ${s}.waiting w
       WHERE w.blocked_on = 'limit' AND w.concurrency_key = v_key ORDER BY w.priority, w.job_id LIMIT 100 FOR UPDATE SKIP LOCKED
