@@ -240,6 +240,18 @@ describe('limits in one process', () => {
   });
 });
 
+describe('a limit that is set while jobs run', () => {
+  it('R3 counts what runs already', async () => {
+    const hand = await startHandWorker(db, ['lim.late']);
+    await hand.jobs.enqueueMany('lim.late', Array<null>(20).fill(null), { queue: 'late' });
+    const running = await hand.claims.claim({ kinds: ['lim.late'], limit: 8 });
+    await hand.app.get(QueuesService).configure('late', { maxRunning: 5 });
+    expect(await hand.claims.claim({ kinds: ['lim.late'], limit: 8 })).toEqual([]);
+    for (const { job } of running.slice(0, 4)) await hand.settle.complete(job);
+    expect(await hand.claims.claim({ kinds: ['lim.late'], limit: 8 })).toHaveLength(1);
+  });
+});
+
 describe('limits of a queue in one process', () => {
   it('R3 over all its kinds, and the other queues are not held up', async () => {
     const tally = new Tally();

@@ -360,10 +360,13 @@ describe('many at once', () => {
       requested: 0,
       unchanged: 0,
       skipped: 0,
-      more: true,
+      next: old[24],
     });
     expect((await hand.jobs.get(old[0]!)).reason).toBe('not needed');
-    expect(await hand.jobs.steerMany('cancel', { tag: 'old' })).toMatchObject({ changed: 15, more: false });
+    expect(await hand.jobs.steerMany('cancel', { tag: 'old' }, { after: old[24]! })).toMatchObject({
+      changed: 15,
+      next: null,
+    });
     const states = await Promise.all([...old, ...later, ...others].map(async (id) => (await hand.jobs.get(id)).state));
     expect(states).toEqual([...Array<string>(40).fill('cancelled'), ...Array<string>(5).fill('ready')]);
     expect(await hand.jobs.steerMany('retry', { state: 'cancelled', kind: 't', tag: 'old' })).toMatchObject({

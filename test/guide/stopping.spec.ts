@@ -54,9 +54,9 @@ it('docs/guide/stopping.md: cancel, pause, resume, many', async () => {
   const filter = { kind: 'export.build', tag: 'nightly' };
   console.log(await jobs.countFor('cancel', filter)); // 20
   const summary = await jobs.steerMany('cancel', filter, { limit: 500, reason: 'not tonight' });
-  console.log(summary); // { changed: 20, requested: 0, unchanged: 0, skipped: 0, more: false }
+  console.log(summary); // { changed: 20, requested: 0, unchanged: 0, skipped: 0, next: null }
   // #endregion
-  expect(summary).toMatchObject({ changed: 20, more: false });
+  expect(summary).toMatchObject({ changed: 20, next: null });
 });
 
 it('docs/guide/stopping.md shows the code of this file', () =>

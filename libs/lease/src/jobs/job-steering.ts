@@ -32,6 +32,8 @@ export interface Steered {
 export interface SteerManyOptions extends SteerOptions {
   /** Jobs at most, 1 to 10 000. Default 1000. The oldest first. */
   limit?: number;
+  /** `next` of the call before. */
+  after?: string;
   /** For `reprioritise`. */
   priority?: number;
 }
@@ -42,8 +44,8 @@ export interface SteerSummary {
   unchanged: number;
   /** Moved meanwhile to a state in which the command is not possible, or were deleted. */
   skipped: number;
-  /** There may be more jobs that fit: call again. */
-  more: boolean;
+  /** There are more jobs that fit: pass this as `after` to go on; null: that was all. */
+  next: string | null;
 }
 
 interface SteerRow extends Record<string, unknown> {
@@ -110,9 +112,11 @@ export class JobSteering {
       throw new InvalidJobError(`limit = ${limit} must be a whole number from 1 to ${MAX_MANY}`, 'limit');
     }
     assertCommand(command, options);
-    const summary: SteerSummary = { changed: 0, requested: 0, unchanged: 0, skipped: 0, more: false };
+    const summary: SteerSummary = { changed: 0, requested: 0, unchanged: 0, skipped: 0, next: null };
     const states = statesFor(command, filter);
-    for (let after = '0', left = limit; left > 0 && states.length > 0;) {
+    if (options.after !== undefined) assertId(options.after, 'after');
+    let after = options.after ?? '0';
+    for (let left = limit; left > 0 && states.length > 0;) {
       const ids = await this.ids(states, filter, after, Math.min(PART, left));
       const rows = ids.length === 0 ? [] : await this.send(command, ids, options.reason, options.priority);
       for (const row of rows) summary[outcomeOf(row)]++;
@@ -120,7 +124,8 @@ export class JobSteering {
       after = ids.at(-1) ?? after;
       if (ids.length < PART && left > 0) return summary;
     }
-    return { ...summary, more: states.length > 0 && (await this.ids(states, filter, '0', 1)).length > 0 };
+    const more = states.length > 0 && (await this.ids(states, filter, after, 1)).length > 0;
+    return { ...summary, next: more ? after : null };
   }
 
   /** How many jobs `many` would do the command to, counted to 10 000. */

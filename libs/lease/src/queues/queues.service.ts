@@ -5,7 +5,7 @@ import type { Duration } from '../options/duration';
 import type { RetentionOptions } from '../options/lease-options';
 import { durationOr, duration, integer, isName, knownKeys, object } from '../options/validators';
 import { Database } from '../storage/database';
-import { configureQueueSql, pauseQueueSql, queueSql, queuesSql } from './queues.sql';
+import { configureQueueSql, countRunningSql, pauseQueueSql, queueSql, queuesSql } from './queues.sql';
 
 /** What a queue can have of its own, for the whole fleet. null takes a setting away; what is left out stays as it is. */
 export interface QueueSettings {
@@ -65,6 +65,8 @@ export class QueuesService {
     assertQueue(queue);
     const columns = columnsOf(settings, `queue '${queue}'`);
     await this.database.query(configureQueueSql(this.s, Object.keys(columns)), [queue, ...Object.values(columns)]);
+    // What runs already counts.
+    if (columns.max_running != null) await this.database.query(countRunningSql(this.s), [queue]);
     this.wakeUp.notify([]);
   }
 

@@ -16,3 +16,7 @@ export const pauseQueueSql = (s: string): string => `
 export const configureQueueSql = (s: string, columns: readonly string[]): string => `
   INSERT INTO ${s}.queues (${['name', ...columns].join(', ')}) VALUES (${['name', ...columns].map((_, i) => `$${i + 1}`).join(', ')})
   ON CONFLICT (name) DO UPDATE SET ${(columns.length > 0 ? columns : ['name']).map((c) => `${c} = excluded.${c}`).join(', ')}`;
+
+/** Leases that were claimed before the queue had a limit count against it too. Locks those leases, for a moment. */
+export const countRunningSql = (s: string): string => `
+  UPDATE ${s}.leases SET limited = true WHERE queue = $1 AND NOT limited`;
