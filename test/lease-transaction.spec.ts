@@ -171,6 +171,27 @@ describe('R20 lease.transaction', () => {
     await jobs.forceCancel(stolen);
   });
 
+  it('R20 F:A10 a handler that hangs after a completion that was rolled back is still ended by its deadline', async () => {
+    const go = gate();
+    work = async (_job, lease) => {
+      lease.progress(1, 2);
+      await dataSource
+        .transaction(async (manager) => {
+          await lease.completeIn(manager, 'never');
+          throw new Error('rolled back');
+        })
+        .catch(() => undefined);
+      await go.promise;
+    };
+    const { jobs } = await start();
+    const id = await jobs.enqueue(InTransaction, null, { deadline: '400ms', maxAttempts: 1 });
+    expect(await untilState(jobs, id, 'failed')).toMatchObject({
+      reason: 'hard deadline exceeded (attempt 1 of 1)',
+      saved: { progress: { current: 1 } },
+    });
+    go.open();
+  });
+
   it('R20 with a bare pg client', async () => {
     work = async ({ id }, lease) => {
       const client = new Client({ connectionString: db.url });

@@ -66,6 +66,8 @@ export class LeaseTools {
     if ('problem' in encoded) throw new NonRetryableError(encoded.problem);
     const run = runnerOn(target);
     const { id, token, workerId } = held.job;
+    // What it said last of its progress could not be written after this.
+    if (held.saving) await this.saves.flush(held);
     // From here on "gone" may mean that this has been committed.
     held.settling = true;
     held.completing = true;

@@ -70,6 +70,8 @@ export class Runner implements LeaseWatcher {
 
   /** The worker's own end of way 3, with the same text and outcome; the slot stays taken until the handler really ends. */
   deadlinePassed(held: HeldLease): void {
+    // Completed in a transaction that may have been rolled back: then this is called again.
+    if (held.completing) return void this.tools.endCompletion(held).catch(() => held.reopen());
     if (held.settling) return;
     held.interrupt('deadline');
     this.exchange.post(held.job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce, held);
