@@ -32,7 +32,7 @@ BEGIN
   ${check(`deadline < interval '1 ms' OR deadline > interval '3652 days'`, 'deadline', 'null (none) or from 1 ms to ten years')}
   ${['max_attempts', 'max_crashes', 'concurrency_per_key'].map((f) => check(`coalesce(${f} < 1, true)`, f, 'at least 1')).join('\n  ')}
   ${['max_releases', 'max_snoozes'].map((f) => check(`coalesce(${f} < 0, true)`, f, 'at least 0')).join('\n  ')}
-  ${check('coalesce(cardinality(tags), 0) > 20 OR EXISTS (SELECT FROM unnest(tags) AS t(tag) WHERE coalesce(octet_length(t.tag) NOT BETWEEN 1 AND 100, true))', 'tags', 'at most 20 texts of 1 to 100 bytes')}
+  ${check('coalesce(cardinality(tags), 0) > 20 OR array_ndims(tags) > 1 OR EXISTS (SELECT FROM unnest(tags) AS t(tag) WHERE coalesce(octet_length(t.tag) NOT BETWEEN 1 AND 100, true))', 'tags', 'at most 20 texts of 1 to 100 bytes')}
   IF concurrency_key IS NOT NULL THEN ${name('concurrency_key')} END IF;
   v_item := json_strip_nulls(json_build_object('queue', queue, 'kind', kind, 'priority', priority, 'maxAttempts', max_attempts,
     'maxCrashes', max_crashes, 'maxReleases', max_releases, 'maxSnoozes', max_snoozes, 'deadlineFrom', 'module',
@@ -41,6 +41,8 @@ BEGIN
     'concurrencyMax', concurrency_per_key));
   v_item := (left(v_item::text, -1) || ',"payloads":[' || payload::text || ']}')::json;
   IF key IS NULL THEN
+    ${check(`key_mode IS DISTINCT FROM 'ignore'`, 'key_mode', 'left out without a key')}
+    ${check('key_period IS NOT NULL', 'key_period', 'left out without a key')}
     v_id := ${s}.enqueue_v1(json_build_array(v_item))::bigint;
   ELSE
     ${name('key', 500)}
