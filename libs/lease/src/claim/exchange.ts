@@ -8,6 +8,7 @@ import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
 import { errorText, isContentError, isLimit } from '../storage/sql-errors';
 import { CROWD } from '../storage/schema/functions/step.sql';
+import type { ClaimReply, ClaimRequest, Claimer } from './claim-request';
 import { moveSql, recordedSql, stepSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Ranges } from './lane-marks';
@@ -15,28 +16,6 @@ import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
 import { type StepRow, claimValues, readScan, settleValues } from './step-values';
 import { readUnread } from './unread';
 import { type Lane, WakeUp } from './wake-up';
-
-/** What a claim asks for. `limits[i]` bounds the kind of `lanes[i]`. */
-export interface ClaimRequest {
-  workerId: string;
-  want: number;
-  lanes: Lane[];
-  limits: number[];
-  /** Of each lane how many of its queue this process may take, over all its lanes; null: any number. */
-  queueLimits?: (number | null)[];
-  /** Of each lane how many jobs of its kind may run in the whole fleet; null: any number. */
-  fleet?: (number | null)[];
-  /** 0 = take no suspect, 1 = take one if nothing else is to be had, 2 = take nothing else. */
-  suspects: 0 | 1 | 2;
-}
-
-export type ClaimReply =
-  /** `empty`: lanes that held nothing else. */
-  | { ok: true; leases: HeldLease[]; empty: Lane[] }
-  /** The database holds this worker for dead, draining or expired. */
-  | { ok: false; refused: true }
-  /** The reply was lost; what it may have leased comes back as unknown at the next beat and is given back. */
-  | { ok: false; refused: false };
 
 interface Pending {
   job: LeasedJob;
@@ -47,12 +26,6 @@ interface Pending {
   /** Times that the database refused it for its content. */
   refusals: number;
   answered: (job: LeasedJob, outcome: Outcome, answer: Answer) => void;
-}
-
-/** Offers a claim to ride along whenever something is sent. Returns undefined to claim nothing. */
-export interface Claimer {
-  next(): ClaimRequest | undefined;
-  receive(request: ClaimRequest, reply: ClaimReply): void;
 }
 
 const CONNECTIONS = 2;

@@ -1,4 +1,4 @@
-import type { ClaimRequest } from './exchange';
+import type { ClaimRequest } from './claim-request';
 import type { HeldLease } from './held-leases';
 import type { LeasedJob } from './leased-job';
 import { monotonicMs } from '../storage/delays';

@@ -1,5 +1,5 @@
 import type { Outcome } from '../settle/outcome';
-import type { ClaimRequest } from './exchange';
+import type { ClaimRequest } from './claim-request';
 import type { Ranges } from './lane-marks';
 import type { LeasedJob } from './leased-job';
 import type { Lane } from './wake-up';
