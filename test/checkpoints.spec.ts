@@ -109,7 +109,7 @@ describe('R23 checkpoints', () => {
       `SELECT job_id::text AS id, deadline_at, token::text FROM ${S}.leases ORDER BY job_id`,
     );
     const saves = claimed.map(({ job }, i) =>
-      db.query(`SELECT cancel, pause FROM ${S}.save_v1($1::json)`, [
+      db.query(`SELECT cancel, pause FROM ${S}.save_v1($1::json, false)`, [
         JSON.stringify([{ job: job.id, token: job.token, worker: job.workerId, version: 1, checkpoint: { i } }]),
       ]),
     );
@@ -301,6 +301,28 @@ describe('progress and log', () => {
     expect(done.saved).toMatchObject({ progress: { message: 'done' } });
     expect(done.saved!.log.at(-1)!.line).toBe('the last');
     expect(done.saved!.log).toHaveLength(200);
+  });
+
+  it('R17 a run that ends waits for its own notes, not for all that others go on to write', async () => {
+    const stop = gate();
+    let over = false;
+    void stop.promise.then(() => (over = true));
+    work = async ({ payload }, lease) => {
+      if (payload === 'ends') return lease.progress(1, 1, 'said at the end');
+      // Two in turn, so that there is always one on the wire.
+      const busy = async (): Promise<void> => {
+        while (!over) await lease.checkpoint(1);
+      };
+      await Promise.all([busy(), busy()]);
+    };
+    const { jobs } = await startLeaseApp(db, { handlers: [SaveIt] });
+    const goesOn = await jobs.enqueue(SaveIt, 'goes on');
+    await untilState(jobs, goesOn, 'running');
+    const ends = await jobs.enqueue(SaveIt, 'ends');
+    const done = await untilState(jobs, ends, 'completed');
+    expect(done.saved).toMatchObject({ progress: { message: 'said at the end' } });
+    stop.open();
+    await untilState(jobs, goesOn, 'completed');
   });
 
   it('what is no number is refused to the handler by name', async () => {

@@ -273,4 +273,32 @@ describe('plans made on empty tables', () => {
     expect(after.entries - before.entries).toBeLessThan(100);
     expect(after.seq - before.seq).toBe(0);
   });
+
+  it('settle a job with a key among 30 000 keys, reading its own alone', async () => {
+    const client = await db.client();
+    for (let i = 0; i < 10; i++) await client.query(`SELECT leasehold.release_keys_v1('{1}')`);
+    await db.query(
+      `INSERT INTO leasehold.job_keys (key_space, key, job_id) SELECT 'kind:a', i::text, 1000000 + i FROM generate_series(1, 30000) i`,
+    );
+    const seqAndKeys = async () => {
+      await client.query('SELECT pg_stat_force_next_flush()');
+      return db.one<{ seq: number; entries: number }>(
+        `SELECT (SELECT seq_tup_read::int FROM pg_stat_user_tables WHERE relname = 'job_keys') AS seq,
+           (SELECT sum(idx_tup_read)::int FROM pg_stat_user_indexes WHERE relname = 'job_keys') AS entries`,
+      );
+    };
+    const before = await seqAndKeys();
+    await client.query(
+      `INSERT INTO leasehold.leases (job_id, token, claim_no, claimed_at, attempt, crashes, releases, snoozes, priority, suspect, keyed, worker_id,
+         queue, kind) VALUES (1000007, 1, 1, now(), 1, 0, 0, 0, 0, false, true, 'w', 'q', 'a')`,
+    );
+    await client.query(
+      `SELECT applied FROM leasehold.step_v1('w', '{1000007}', '{1}', null, 1, 0, '{}', '{}', '{}', 0, 1)`,
+    );
+    const after = await seqAndKeys();
+    await client.end();
+    expect(await db.query(`SELECT FROM leasehold.job_keys WHERE job_id = 1000007`)).toEqual([]);
+    expect(after.seq - before.seq).toBe(0);
+    expect(after.entries - before.entries).toBeLessThan(50);
+  });
 });

@@ -331,7 +331,7 @@ describe('replies that are lost', () => {
     expect(after.runs).toMatchObject([{ outcome: 'failed', attempt: 1, error: { message: 'no' } }]);
   });
 
-  it('a repeat that finds another outcome than its own says lost', async () => {
+  it.each(['giveback', 'crash'])('a repeat that finds another outcome than its own says lost: %s', async (event) => {
     const worker = await startHandWorker(db, ['a'], { url: proxy.url(db.url) });
     const id = await worker.jobs.enqueue('a', {});
     const job = await claimOne(worker);
@@ -340,7 +340,7 @@ describe('replies that are lost', () => {
     const late = worker.settle.complete(job, 'old');
     late.catch(() => undefined);
     await db.query(`SELECT * FROM ${S}.move_v1($1::json, false)`, [
-      JSON.stringify([{ job: id, token: job.token, worker: job.workerId, event: 'giveback' }]),
+      JSON.stringify([{ job: id, token: job.token, worker: job.workerId, event }]),
     ]);
     const other = await startHandWorker(db, ['a']);
     await other.settle.complete(await claimOne(other), 'new');

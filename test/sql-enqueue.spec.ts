@@ -66,6 +66,11 @@ describe('the SQL function enqueue', () => {
     expect(await enqueue(`'sql', key => 't', key_mode => 'throttle', key_period => '1 hour'`)).toBe(throttled);
     const put = await enqueue(`'sql', key => 'd', key_mode => 'debounce', key_period => '1 hour'`);
     expect((await hand.jobs.get(put)).state).toBe('scheduled');
+    const debounced = `'sql', key => 'w', key_mode => 'debounce', key_period => '1 hour', key_max_wait => '1 second'`;
+    const soon = await enqueue(debounced);
+    expect(await enqueue(debounced)).toBe(soon);
+    const { runAt, createdAt } = await hand.jobs.get(soon);
+    expect(runAt!.getTime() - createdAt.getTime()).toBe(1000);
   });
 
   it.each([
@@ -100,6 +105,10 @@ describe('the SQL function enqueue', () => {
     [`'sql', key => 'k', key_scope => 'job'`, 'key_scope'],
     [`'sql', key => 'k', key_mode => 'throttle'`, 'key_period'],
     [`'sql', key => 'k', key_period => '1 s'`, 'key_period'],
+    [`'sql', key_max_wait => '1 s'`, 'key_max_wait'],
+    [`'sql', key => 'k', key_mode => 'throttle', key_period => '1 s', key_max_wait => '1 s'`, 'key_max_wait'],
+    [`'sql', key => 'k', key_mode => 'debounce', key_period => '1 s', key_max_wait => '0 s'`, 'key_max_wait'],
+    [`'sql', concurrency_key => 'k', concurrency_per_key => 1000001`, 'concurrency_per_key'],
     [`'sql', key => 'k', key_mode => 'debounce', key_period => '1 s', delay => '1 s'`, 'key_mode'],
   ])('F:E1 %s is refused, %s is named, and nothing is written', async (args, field) => {
     const before = await db.one(`SELECT count(*)::int AS n FROM ${S}.jobs`);

@@ -5,12 +5,19 @@ const A = ['q', 'a'] as const;
 const B = ['q', 'b'] as const;
 
 /** What a claim for two lanes concludes. `scan`: cut, fleet, paused, asked of A, asked of B. */
-function read(scan: number[], gave: { a?: number; b?: number }, want = 50, limits = [100, 100], capped = 0) {
+function read(
+  scan: number[],
+  gave: { a?: number; b?: number },
+  want = 50,
+  limits = [100, 100],
+  capped = 0,
+  queueLimits: (number | null)[] = [],
+) {
   const jobs = [
     ...Array.from({ length: gave.a ?? 0 }, () => ({ queue: 'q', kind: 'a', suspect: false }) as LeasedJob),
     ...Array.from({ length: gave.b ?? 0 }, () => ({ queue: 'q', kind: 'b', suspect: false }) as LeasedJob),
   ];
-  const request = { workerId: 'w', want, lanes: [A, B], limits, suspects: 0 as const };
+  const request = { workerId: 'w', want, lanes: [A, B], limits, queueLimits, suspects: 0 as const };
   const { empty, exhausted } = readScan(
     `1,1,1,${[...scan.slice(0, 3), capped, ...scan.slice(3)].join(',')}`,
     request,
@@ -44,5 +51,10 @@ describe('what a claim concludes of its lanes', () => {
   it('limits of the fleet left less than was wanted: nothing more is to be had before a place is given back', () => {
     expect(read([0, 1, 0, 5, 0], { a: 5 }, 50, [100, 100], 1)).toEqual({ empty: 'ab', exhausted: '00' });
     expect(read([0, 1, 0, 50, 0], { a: 50 }, 50, [100, 100], 1).empty).toBe('');
+  });
+
+  it('… but a lane that gave as many as this process may run goes on', () => {
+    expect(read([0, 1, 0, 2, 5], { a: 2, b: 5 }, 50, [100, 5], 1).empty).toBe('a');
+    expect(read([0, 1, 0, 2, 5], { a: 2, b: 5 }, 50, [100, 100], 1, [null, 7]).empty).toBe('a');
   });
 });

@@ -46,6 +46,35 @@ describe('wake-ups', () => {
     await source.destroy();
   });
 
+  it('F:I4 whatever else is said on the channel, the listener stays and hears the next', async () => {
+    const worker = await startLeaseApp(db, { handlers: [Note], options: RARE_POLL });
+    const producer = await startLeaseApp(db, { options: { role: 'producer' } });
+    await eventually(async () => (await listeners()) === 1);
+    const [{ pid }] = (await db.query(
+      `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'leasehold main'`,
+    )) as [{ pid: number }];
+    const { channel } = worker.app.get(Database).schema;
+    const odd = [
+      '',
+      'x',
+      '7',
+      'null',
+      '[',
+      '[null]',
+      '[[]]',
+      '[[1,{}]]',
+      '[["a","b","c"]]',
+      '{}',
+      '{"stop":7,"ended":{},"await":[null]}',
+    ];
+    for (const payload of odd) await db.query('SELECT pg_notify($1, $2)', [channel, payload]);
+    await completed(worker, await producer.jobs.enqueue('note', {}));
+    const sessions = await db.query(
+      `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'leasehold main'`,
+    );
+    expect(sessions).toEqual([{ pid }]);
+  });
+
   it('F:I4 a listener whose session is ended, or hangs in silence, is made anew, and looks at what it missed', async () => {
     const proxy = await TcpProxy.start(db.url);
     const worker = await startLeaseApp(db, { handlers: [Note], options: RARE_POLL, url: proxy.url(db.url) });

@@ -1,47 +1,27 @@
 import { Injectable, Logger } from '@nestjs/common';
 import type { JobError } from '../jobs/job.types';
 import { ResolvedOptions } from '../options/lease-options';
-import type { Answer, Move, MoveRow, Outcome } from '../settle/outcome';
+import type { Answer, MoveRow, Outcome } from '../settle/outcome';
 import { LeaseEvents, jobRef } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
-import { errorText, isContentError, isLimit } from '../storage/sql-errors';
+import { errorText, isContentError, isLimit, isLocked } from '../storage/sql-errors';
 import { CROWD } from '../storage/schema/functions/step.sql';
 import type { ClaimReply, ClaimRequest, Claimer } from './claim-request';
-import { moveSql, recordedSql, stepSql } from './exchange.sql';
+import { moveSql, stepSql, whereaboutsSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Ranges } from './lane-marks';
 import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
+import { type Moved, type Pending, REFUSED, answerOf, isRecordOf, movesJson, takeBatch } from './pending';
 import { type StepRow, claimValues, readScan, settleValues } from './step-values';
 import { readUnread } from './unread';
 import { type Lane, WakeUp } from './wake-up';
 
-interface Pending {
-  job: LeasedJob;
-  lease: HeldLease | undefined;
-  outcome: Outcome;
-  /** It was sent before, and the reply lost: moving nothing may mean that it is done. */
-  repeat: boolean;
-  /** Times that the database refused it for its content. */
-  refusals: number;
-  answered: (job: LeasedJob, outcome: Outcome, answer: Answer) => void;
-}
-
 const CONNECTIONS = 2;
-const MAX_BATCH = 1000;
 const UNREAD_PAUSE_MS = 200;
-const APPLIED: Answer = { applied: true, place: 'completed' };
 const FINISHED = ['completed', 'failed', 'cancelled'];
-const REFUSED: Answer = { applied: false };
-
-type Moved = Pick<MoveRow, 'place' | 'reason'>;
 const COMPLETED: Moved = { place: 'completed', reason: null };
-const answerOf = ({ place, reason }: Moved): Answer => ({
-  applied: true,
-  place,
-  ...(reason === null ? {} : { reason }),
-});
 
 /**
  * All traffic about running jobs: outcomes and claims share round trips. Outcomes that arrive while one flush is on the wire go out
@@ -53,6 +33,8 @@ export class Exchange {
   private readonly logger = new Logger('Leasehold');
   private readonly trouble = new ThrottledLog(this.logger);
   private pending: Pending[] = [];
+  /** Sent again when they have waited a little: somebody else has their leases locked. */
+  private readonly locked = new Set<Pending>();
   private onWire = 0;
   private claims = 0;
   private scheduled = false;
@@ -90,7 +72,7 @@ export class Exchange {
   post(job: LeasedJob, outcome: Outcome, answered: Pending['answered'], lease = this.held.get(job.key)): void {
     if (this.stopping.signal.aborted) return answered(job, outcome, REFUSED);
     if (lease) lease.settling = true;
-    this.pending.push({ job, lease, outcome, repeat: false, refusals: 0, answered });
+    this.pending.push({ job, lease, outcome, repeat: false, refusals: 0, locked: 0, answered });
     this.wake();
   }
 
@@ -112,7 +94,7 @@ export class Exchange {
 
   /** Resolves when no outcome is waiting for its answer. */
   async idle(): Promise<void> {
-    while (this.pending.length > 0 || this.onWire > 0) {
+    while (this.busy) {
       await new Promise<void>((resolve) => this.idleWaiters.push(resolve));
     }
   }
@@ -125,7 +107,8 @@ export class Exchange {
   /** Gives up on whatever is still unanswered: it is refused locally, and rescued. */
   stop(): void {
     this.stopping.abort();
-    for (const pending of this.pending.splice(0)) this.resolve(pending, REFUSED);
+    for (const pending of [...this.pending.splice(0), ...this.locked]) this.resolve(pending, REFUSED);
+    this.locked.clear();
     this.notifyIdle();
   }
 
@@ -155,29 +138,19 @@ export class Exchange {
     }
   }
 
+  private get busy(): boolean {
+    return this.pending.length > 0 || this.onWire > 0 || this.locked.size > 0;
+  }
+
   private notifyIdle(): void {
-    if (this.pending.length > 0 || this.onWire > 0) return;
+    if (this.busy) return;
     for (const resolve of this.idleWaiters.splice(0)) resolve();
   }
 
-  /** Either completions (they ride with a claim) or other moves, of one worker, sorted by job so that two flushes cannot deadlock. */
   private takeBatch(): Pending[] {
-    const first = this.pending[0];
-    if (!first) return [];
-    const same = (p: Pending): boolean =>
-      p.job.workerId === first.job.workerId &&
-      (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
-    let batch: Pending[];
-    if (this.pending.length <= MAX_BATCH && this.pending.every(same)) {
-      batch = this.pending;
-      this.pending = [];
-    } else {
-      batch = [];
-      const rest: Pending[] = [];
-      for (const pending of this.pending) (batch.length < MAX_BATCH && same(pending) ? batch : rest).push(pending);
-      this.pending = rest;
-    }
-    return batch.sort((a, b) => compareIds(a.job.id, b.job.id));
+    const { batch, rest } = takeBatch(this.pending);
+    this.pending = rest;
+    return batch;
   }
 
   private async send(batch: Pending[], claim: ClaimRequest | undefined): Promise<void> {
@@ -227,6 +200,11 @@ export class Exchange {
       const empty = claim && row?.scan ? this.learn(claim, claimed, ranges, row.scan) : [];
       return { ok: true, leases, empty };
     } catch (error) {
+      if (completions.length > 0 && isLocked(error)) {
+        // One lease that a transaction keeps locked must not hold up the others.
+        await this.sendMoves(completions);
+        return { ok: false, refused: false };
+      }
       if (claim && completions.length > 0 && isContentError(error)) {
         // It may be the claim that was refused: no verdict on an outcome that did not go alone.
         await this.sendStep(completions, undefined);
@@ -269,9 +247,7 @@ export class Exchange {
 
   private async sendMoves(batch: Pending[]): Promise<void> {
     try {
-      const rows = await this.database.query<MoveRow>(moveSql(this.database.schema.quoted), [
-        JSON.stringify(batch.map(toMove)),
-      ]);
+      const rows = await this.database.query<MoveRow>(moveSql(this.database.schema.quoted), [movesJson(batch)]);
       this.failures = 0;
       const moved = new Map(rows.map((row) => [`${row.job_id}:${row.token}`, row]));
       await this.answer(batch, ({ job }) => moved.get(job.key));
@@ -280,29 +256,40 @@ export class Exchange {
     }
   }
 
-  /** Gives each outcome its answer. One that was sent before and now moved nothing is looked for before it counts as lost. */
+  /** Gives each outcome its answer. One that moved nothing is looked for: it may be done already, or its lease locked, before it counts as lost. */
   private async answer(batch: Pending[], moveOf: (pending: Pending) => Moved | undefined): Promise<void> {
     const missed: Pending[] = [];
     for (const pending of batch) {
       const moved = moveOf(pending);
-      if (moved) this.resolve(pending, moved.place === 'completed' ? APPLIED : answerOf(moved));
-      else if (pending.repeat) missed.push(pending);
-      else this.resolve(pending, REFUSED);
+      if (moved) this.resolve(pending, answerOf(moved));
+      else missed.push(pending);
     }
     if (missed.length === 0) return;
     try {
-      const rows = await this.database.query<{ job_id: string; token: string }>(
-        recordedSql(this.database.schema.quoted),
-        [missed.map((p) => p.job.id), missed.map((p) => p.job.token), missed.map((p) => p.job.workerId)],
-      );
-      const recorded = new Set(rows.map((row) => `${row.job_id}:${row.token}`));
+      const rows = await this.database.query<Whereabouts>(whereaboutsSql(this.database.schema.quoted), [
+        missed.map((p) => p.job.id),
+        missed.map((p) => p.job.token),
+        missed.map((p) => p.job.workerId),
+      ]);
+      const found = new Map(rows.map((row) => [`${row.job_id}:${row.token}`, row]));
       for (const pending of missed) {
-        const applied = recorded.has(pending.job.key) || pending.outcome.event === 'giveback';
-        this.resolve(pending, applied ? { applied, place: 'recorded earlier' } : REFUSED);
+        const { held = false, outcome = null } = found.get(pending.job.key) ?? {};
+        if (held) void this.sendLater(pending);
+        else this.resolve(pending, recorded(pending, outcome));
       }
     } catch (error) {
       await this.failed(missed, error);
     }
+  }
+
+  /** Somebody has its lease locked just now: another try in a moment, while everything else goes on. */
+  private async sendLater(pending: Pending): Promise<void> {
+    if (this.stopping.signal.aborted) return this.resolve(pending, REFUSED);
+    this.locked.add(pending);
+    await sleep(backoffMs(pending.locked++, 20, 1000), this.stopping.signal);
+    if (!this.locked.delete(pending)) return;
+    this.pending.push(pending);
+    this.wake();
   }
 
   private resolve({ job, lease, outcome, answered }: Pending, answer: Answer): void {
@@ -358,17 +345,20 @@ export class Exchange {
   }
 }
 
-const toMove = ({ job, outcome }: Pending): Move => ({
-  job: job.id,
-  token: job.token,
-  worker: job.workerId,
-  ...(outcome.event === 'complete' ? { event: 'complete' } : outcome),
-});
+interface Whereabouts extends Record<string, unknown> {
+  job_id: string;
+  token: string;
+  held: boolean;
+  outcome: string | null;
+}
+
+/** Of one whose lease is gone. A job that was given back leaves no record. */
+function recorded({ repeat, outcome }: Pending, found: string | null): Answer {
+  const applied = repeat && (outcome.event === 'giveback' || (found !== null && isRecordOf(outcome, found)));
+  return applied ? { applied, place: 'recorded earlier' } : REFUSED;
+}
 
 const finalFailure = (job: LeasedJob, reason: string) =>
   ({ type: 'job.finally-failed', reason, ...jobRef(job) }) as const;
 
 const laneKey = ([queue, kind]: Lane): string => `${queue}\0${kind}`;
-
-/** Numeric order of decimal text without leading zeros. */
-const compareIds = (a: string, b: string): number => a.length - b.length || (a < b ? -1 : a > b ? 1 : 0);

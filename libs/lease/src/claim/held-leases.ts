@@ -13,6 +13,8 @@ export interface LeaseWatcher {
   deadlinePassed(lease: HeldLease): void;
   /** The job was interrupted. Called once. */
   interrupted?(lease: HeldLease, reason: InterruptionReason): void;
+  /** The lease is gone, and the job's completion not known to be committed. */
+  goneWhileCompleting?(lease: HeldLease): void;
 }
 
 /** One lease held by this process, from the claim's reply until its outcome is answered. */
@@ -23,6 +25,7 @@ export class HeldLease {
   private timer: NodeJS.Timeout | undefined;
   private watcher: LeaseWatcher | undefined;
   private deadlinePassed = false;
+  private extending = 0;
   /** The deadline on this process's monotonic clock; null = none. */
   private endsAtMs: number | null;
   /** Its job is completed in a transaction of the handler's, which has not committed yet. */
@@ -35,6 +38,8 @@ export class HeldLease {
   saving = false;
   /** No longer ours; whatever is written for it is refused. */
   lost = false;
+  /** Its outcome was answered. */
+  ended = false;
 
   constructor(readonly job: LeasedJob) {
     this.endsAtMs = job.deadlineMs === null ? null : job.claimedAtMs + job.deadlineMs;
@@ -66,6 +71,17 @@ export class HeldLease {
     return this.endsAtMs === null ? Infinity : Math.max(0, this.endsAtMs - monotonicMs());
   }
 
+  /** Until the database has answered whether it moves the deadline, that does not pass here. */
+  async whileExtending(extend: () => Promise<void>): Promise<void> {
+    this.extending++;
+    try {
+      await extend();
+    } finally {
+      this.extending--;
+      this.armDeadline();
+    }
+  }
+
   /** The database has moved the deadline: on this process's monotonic clock, and on its own. */
   extended(endsAtMs: number, deadlineAt: Date): void {
     this.deadlineAt = deadlineAt;
@@ -84,6 +100,12 @@ export class HeldLease {
     this.watcher?.interrupted?.(this, reason);
   }
 
+  /** The database does not know the lease any more. While an outcome is on its way, that only says that it has arrived. */
+  gone(): void {
+    if (this.completing) this.watcher?.goneWhileCompleting?.(this);
+    else if (!this.settling) this.interrupt('lease-lost');
+  }
+
   /** One watcher for all leases, where it can: a callback for each costs more than parsing the job. */
   watch(watcher: LeaseWatcher): void {
     this.watcher = watcher;
@@ -92,7 +114,7 @@ export class HeldLease {
 
   /** Most jobs end long before: a timer for each would cost more than claiming it. */
   armDeadline(): void {
-    if (!this.watcher || this.timer || this.deadlinePassed || this.endsAtMs === null) return;
+    if (!this.watcher || this.timer || this.extending > 0 || this.deadlinePassed || this.endsAtMs === null) return;
     const remaining = this.remainingMs;
     if (remaining <= 0) return this.passDeadline();
     if (remaining > TIMER_AHEAD_MS) return;
@@ -172,6 +194,7 @@ export class HeldLeases {
 
   remove(lease: HeldLease): void {
     lease.unwatch();
+    lease.ended = true;
     if (!this.leases.delete(lease.job.key)) return;
     if (lease.job.suspect) this.suspects--;
   }

@@ -63,7 +63,11 @@ export interface Scan {
   empty: Lane[];
 }
 
-export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jobs: readonly LeasedJob[]): Scan {
+export function readScan(
+  text: string,
+  { lanes, limits, queueLimits, want }: ClaimRequest,
+  jobs: readonly LeasedJob[],
+): Scan {
   const [xmin = 0, xid = 0, us = 0, cut = 0, fleet = 0, paused = 0, capped = 0, ...counts] = text
     .split(',')
     .map(Number);
@@ -76,16 +80,27 @@ export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jo
     const asked = Math.min(counts[i] ?? 0, want);
     return cut === 0 && asked > 0 && (gave.get(`${queue}\0${kind}`) ?? 0) < asked;
   });
-  const ofKind = new Map<string, number>();
-  lanes.forEach(([, kind], i) => ofKind.set(kind, (ofKind.get(kind) ?? 0) + (counts[i] ?? 0)));
-  // With several lanes each was asked for what it had, unless that was more than wanted, or than a kind may have.
+  // How much each kind and queue was asked for, or gave: as much as this process may run is no sign of an empty lane.
+  const below = (of: (lane: Lane, i: number) => number): ((lane: Lane, i: number) => boolean) => {
+    const sums = new Map<string, number>();
+    const add = (key: string, n: number): unknown => sums.set(key, (sums.get(key) ?? 0) + n);
+    lanes.forEach((lane, i) => {
+      add(`kind ${lane[1]}`, of(lane, i));
+      add(`queue ${lane[0]}`, of(lane, i));
+    });
+    return ([queue, kind], i) =>
+      (sums.get(`kind ${kind}`) ?? 0) < (limits[i] ?? 0) &&
+      (sums.get(`queue ${queue}`) ?? 0) < (queueLimits?.[i] ?? Infinity);
+  };
+  // With several lanes each was asked for what it had, unless that was more than wanted, or than this process may run.
   const all =
     lanes.length > 1 &&
     cut === 0 &&
     counts.reduce((sum, count) => sum + count, 0) < want &&
-    lanes.every(([, kind], i) => (ofKind.get(kind) ?? 0) < (limits[i] ?? 0));
-  // Everything that the limits left was taken: more is to be had when a place is given back, or by the next poll.
-  const rest = capped === 1 && cut === 0 && jobs.length < want;
+    lanes.every(below((_, i) => counts[i] ?? 0));
+  // Everything that the limits of the fleet left was taken: more is to be had when a place is given back, or by the next poll.
+  const rest =
+    capped === 1 && cut === 0 && jobs.length < want ? below((lane) => gave.get(lane.join('\0')) ?? 0) : () => false;
   return {
     xmin,
     xid,
@@ -94,6 +109,6 @@ export function readScan(text: string, { lanes, limits, want }: ClaimRequest, jo
     // A paused queue gives nothing, whatever it holds.
     exhausted: dry.map((is) => is && paused === 0),
     capped: capped === 1,
-    empty: lanes.filter((_, i) => all || rest || dry[i]),
+    empty: lanes.filter((lane, i) => all || rest(lane, i) || dry[i]),
   };
 }

@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { Injectable } from '@nestjs/common';
 import { ModuleRef } from '@nestjs/core';
 import type { ClientBase, QueryResultRow } from 'pg';
@@ -8,11 +9,19 @@ import { HeartbeatService } from '../heartbeat/heartbeat.service';
 import { ResolvedOptions } from '../options/lease-options';
 import { encodeResult } from '../settle/encode-result';
 import { Saves } from '../settle/saves';
-import { completeSql, completedSql, extendSql, heldSql, promoteOfSql, saveSql } from '../settle/saves.sql';
+import {
+  completeSql,
+  completedSql,
+  extendSql,
+  heldNowSql,
+  heldSql,
+  promoteOfSql,
+  saveInSql,
+} from '../settle/saves.sql';
 import { type RunInTransaction, type TransactionTarget, runnerOn } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
 import { backoffMs, monotonicMs, sleep } from '../storage/delays';
-import { isConflict, isConnectionError, isLimit } from '../storage/sql-errors';
+import { isConflict, isConnectionError, isLimit, isLocked } from '../storage/sql-errors';
 
 export interface TransactionOptions {
   /** Whose transaction it is. Default: the module's `connection.dataSource`, else the application's DataSource. */
@@ -22,6 +31,9 @@ export interface TransactionOptions {
 }
 
 const CONFLICT_TRIES = 8;
+
+/** A `lease.transaction` that is open in this flow of calls; `locked`: it has the lease locked, until it ends. */
+const openTransaction = new AsyncLocalStorage<{ held: HeldLease; locked: boolean }>();
 
 /** What a lease can do with the database; one for all leases of the process. */
 @Injectable()
@@ -42,22 +54,35 @@ export class LeaseTools {
     return this.options.checkpointMaxBytes;
   }
 
+  /** @throws LeaseSetupError in a `lease.transaction` that has the lease locked: what is written outside of it would wait for its end, and it for that. */
+  assertNotInside(held: HeldLease, what: string): void {
+    const open = openTransaction.getStore();
+    if (!open?.locked || open.held !== held) return;
+    throw new LeaseSetupError(
+      `${what} inside lease.transaction(), after checkpointIn() or completeIn(), would wait for the transaction, and that for it: ` +
+        'use checkpointIn(), or call it after the transaction',
+    );
+  }
+
   async extend(held: HeldLease, ms: number): Promise<void> {
-    const sentAtMs = monotonicMs();
-    const [row] = await this.database.query<{ left_ms: string | null; deadline: Date | null }>(extendSql(this.s), [
-      ...fence(held),
-      ms,
-      this.options.maxExtensionMs,
-    ]);
-    if (row?.left_ms == null) throw this.lost(held);
-    if (row.deadline) held.extended(sentAtMs + Number(row.left_ms), row.deadline);
+    await held.whileExtending(async () => {
+      const sentAtMs = monotonicMs();
+      const [row] = await this.database.query<{ left_ms: string | null; deadline: Date | null }>(extendSql(this.s), [
+        ...fence(held),
+        ms,
+        this.options.maxExtensionMs,
+      ]);
+      if (row?.left_ms == null) throw this.lost(held);
+      if (row.deadline) held.extended(sentAtMs + Number(row.left_ms), row.deadline);
+    });
   }
 
   /** The caller's transaction may be rolled back, or be another than the lease's: nothing is concluded from it but for this save. */
   async checkpointIn(target: TransactionTarget, held: HeldLease, json: string, version: number): Promise<void> {
     const { id, token, workerId } = held.job;
     const save = `[{"job":${id},"token":${token},"worker":${JSON.stringify(workerId)},"version":${version},"checkpoint":${json}}]`;
-    const rows = await runnerOn(target)(saveSql(this.s), [save]);
+    const rows = await runnerOn(target)(saveInSql(this.s), [save]);
+    this.locks(held);
     if (rows.length === 0) throw this.lost(held);
   }
 
@@ -76,6 +101,9 @@ export class LeaseTools {
     }}]`;
     try {
       const rows = await run(completeSql(this.s), [move]);
+      this.locks(held);
+      // Whoever looked before it was written has concluded that it was not.
+      held.settling = held.completing = true;
       if (rows.length === 0) throw this.lost(held);
     } catch (error) {
       this.reopen(held);
@@ -142,7 +170,7 @@ export class LeaseTools {
         `${this.options.lease.ttlMs}ms`,
       ]);
       await this.assertHeld(run, held, false);
-      result = await work(target);
+      result = await openTransaction.run({ held, locked: false }, () => work(target));
       // Completed in a savepoint that was rolled back, or elsewhere: then it is not, in here.
       if (held.completing && (await run(completedSql(this.s), fence(held))).length === 0) this.reopen(held);
       if (!held.completing) await this.assertHeld(run, held, true);
@@ -177,6 +205,21 @@ export class LeaseTools {
     else this.reopen(held);
   }
 
+  /** The same while the run goes on: a transaction that is still open, or was committed, leaves it as it is. */
+  async lookAtCompletion(held: HeldLease): Promise<void> {
+    if (!held.completing || held.settled) return;
+    try {
+      const [lease] = await this.database.query<{ held: boolean }>(heldNowSql(this.s), fence(held));
+      if (lease?.held) return this.reopen(held);
+    } catch (error) {
+      if (isLocked(error)) return;
+      throw error;
+    }
+    if ((await this.database.query(completedSql(this.s), fence(held))).length > 0) return;
+    this.reopen(held);
+    held.interrupt('lease-lost');
+  }
+
   /** Waits for whatever still has the lease locked, then looks for the outcome. */
   private async wasCommitted({ job }: HeldLease): Promise<boolean> {
     for (let tries = 0; ; tries++) {
@@ -205,6 +248,11 @@ export class LeaseTools {
     held.settled = true;
     // Only a hint: the next poll promotes whoever waits for the place.
     this.database.query(promoteOfSql(this.s), [held.job.id]).catch(() => undefined);
+  }
+
+  private locks(held: HeldLease): void {
+    const open = openTransaction.getStore();
+    if (open?.held === held) open.locked = true;
   }
 
   /** The completion was rolled back: the job is still to be settled. */

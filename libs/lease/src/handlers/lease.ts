@@ -77,11 +77,11 @@ export class Lease {
   /**
    * Saves how far the job has come: the next run gets it as `job.checkpoint` (R23). Resolves when it is stored; the last one stands. A
    * boundary: after the save it throws the signal's reason if the handler should stop, so what is done so far is never lost.
-   * NUL and lone surrogates become U+FFFD.
-   * @throws LeaseLostError; CheckpointError if it is no JSON or larger than `checkpointMaxBytes`; JobInterruptedError
+   * NUL and lone surrogates become U+FFFD. While a transaction of your own has the lease locked (`checkpointIn`), it waits for that one's end.
+   * @throws LeaseLostError; LeaseSetupError in `lease.transaction` after `checkpointIn`; CheckpointError if it is no JSON or larger than `checkpointMaxBytes`; JobInterruptedError
    */
   async checkpoint(state: unknown): Promise<void> {
-    if (this.held.settling) this.refuseEnded();
+    await this.assertGoing('checkpoint()');
     await this.tools.saves.checkpoint(this.held, this.encode(state), this.checkpointVersion);
     this.held.throwIfInterrupted();
   }
@@ -91,7 +91,7 @@ export class Lease {
    * or neither, so the next run goes on exactly after them. Locks the lease to the end of the transaction.
    */
   async checkpointIn(target: TransactionTarget, state: unknown): Promise<void> {
-    if (this.held.settling) this.refuseEnded();
+    await this.assertGoing();
     await this.tools.checkpointIn(target, this.held, this.encode(state), this.checkpointVersion);
   }
 
@@ -119,7 +119,7 @@ export class Lease {
    */
   async extend(duration: Duration): Promise<Date | null> {
     const ms = durationMs('extend', duration);
-    if (this.held.settling) this.refuseEnded();
+    await this.assertGoing('extend()');
     await this.tools.extend(this.held, ms);
     return this.held.deadlineAt;
   }
@@ -145,7 +145,7 @@ export class Lease {
   transaction<T>(work: (client: ClientBase) => Promise<T>, options: { client: ClientBase }): Promise<T>;
   async transaction<T>(work: (target: never) => Promise<T>, options: TransactionOptions = {}): Promise<T> {
     this.assertHeld();
-    if (this.held.settling) this.refuseEnded();
+    await this.assertGoing();
     return this.tools.transaction(this.held, work as (target: TransactionTarget) => Promise<T>, options);
   }
 
@@ -154,7 +154,7 @@ export class Lease {
    * @throws LeaseLostError; NonRetryableError for a result that cannot be stored
    */
   async completeIn(target: TransactionTarget, result?: unknown): Promise<void> {
-    if (this.held.settling) this.refuseEnded();
+    await this.assertGoing();
     await this.tools.completeIn(target, this.held, result);
   }
 
@@ -165,10 +165,20 @@ export class Lease {
     return encoded.json;
   }
 
-  /** The deadline has passed, or the job was completed: nothing more is to be written about it. */
-  private refuseEnded(): never {
+  /**
+   * Once the deadline has passed, or the job was completed, nothing more is to be written about it; a completion that was rolled back is none.
+   * `outside`: what is about to be written in a transaction of its own.
+   */
+  private async assertGoing(outside?: string): Promise<void> {
+    if (outside) this.tools.assertNotInside(this.held, outside);
+    if (this.held.completing) await this.tools.lookAtCompletion(this.held);
+    if (!this.held.settling) return;
     this.held.throwIfInterrupted();
-    throw new LeaseLostError(this.held.job.id, this.token, 'the run has ended already');
+    throw new LeaseLostError(
+      this.held.job.id,
+      this.token,
+      'the run has ended already, or its completion is not committed yet',
+    );
   }
 }
 

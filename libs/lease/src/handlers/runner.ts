@@ -77,6 +77,10 @@ export class Runner implements LeaseWatcher {
     this.exchange.post(held.job, { event: 'deadline', reason: RESCUE_TEXT.deadline }, this.announce, held);
   }
 
+  goneWhileCompleting(held: HeldLease): void {
+    this.tools.lookAtCompletion(held).catch(() => undefined);
+  }
+
   interrupted({ job, settling }: HeldLease, reason: InterruptionReason): void {
     if (!settling) this.events.emit({ type: 'job.interrupted', reason, ...ref(job) });
   }

@@ -230,11 +230,7 @@ export class HeartbeatService {
   }
 
   private onAttested(result: AttestResult, identity: WorkerIdentity): void {
-    for (const [jobId, token] of result.gone) {
-      const lease = this.held.get(`${jobId}:${token}`);
-      // While an outcome is on its way, gone only says that it has arrived.
-      if (lease && !lease.settling) lease.interrupt('lease-lost');
-    }
+    for (const [jobId, token] of result.gone) this.held.get(`${jobId}:${token}`)?.gone();
     this.stopLeases(result.stops);
     const unknown = result.unknown.filter(([jobId, token]) => !this.held.get(`${jobId}:${token}`));
     if (unknown.length > 0) void this.giveBack(unknown, identity);

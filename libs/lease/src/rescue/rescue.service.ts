@@ -33,7 +33,7 @@ export interface RescueCandidate {
   jobId: string;
   token: string;
   workerId: string;
-  move: Pick<Move, 'event' | 'alone'>;
+  move: Pick<Move, 'event' | 'alone' | 'overdue'>;
 }
 
 interface Marked {
@@ -118,7 +118,7 @@ export class RescueService {
           jobId: row.job_id,
           token: row.token,
           workerId: row.worker_id,
-          move: { event: 'deadline' },
+          move: { event: 'deadline', overdue: true },
         })),
         'deadline',
       );

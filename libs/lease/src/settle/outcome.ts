@@ -30,6 +30,7 @@ export interface Move {
   reason?: string;
   delayMs?: number;
   alone?: boolean;
+  overdue?: boolean;
 }
 
 export interface MoveRow {

@@ -1,6 +1,9 @@
-/** Writes what running jobs save, under their leases; see `save_v1`. Locks the leases named, then their rows of checkpoints. */
+/** Writes what running jobs save, under their leases; see `save_v1`. Locks the leases named that are free, then their rows of checkpoints. */
 export const saveSql = (s: string): string =>
-  `SELECT job::text, token::text, cancel, pause FROM ${s}.save_v1($1::json)`;
+  `SELECT job::text, token::text, cancel, pause, busy FROM ${s}.save_v1($1::json, true)`;
+
+/** The same in the caller's transaction, waiting for the lease; it stays locked until that ends. */
+export const saveInSql = (s: string): string => `SELECT FROM ${s}.save_v1($1::json, false)`;
 
 /** Moves a lease's deadline; see `extend_v1`. Locks the lease. */
 export const extendSql = (s: string): string =>
@@ -8,6 +11,9 @@ export const extendSql = (s: string): string =>
 
 /** Whether a lease is held; see `held_v1`. Locks it if told to. */
 export const heldSql = (s: string): string => `SELECT ${s}.held_v1($1, $2, $3, $4) AS held`;
+
+/** The same, with an error (55P03) if somebody else has it locked. */
+export const heldNowSql = (s: string): string => `SELECT ${s}.held_v1($1, $2, $3, true, true) AS held`;
 
 /** Completes a job in the caller's transaction; see `move_v1`. Locks the lease until that ends. */
 export const completeSql = (s: string): string => `SELECT job_id::text AS job FROM ${s}.move_v1($1::json, false, true)`;

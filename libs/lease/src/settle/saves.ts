@@ -12,6 +12,8 @@ import { saveSql } from './saves.sql';
 /** Progress and log lines are written together, at most this long after they were said. */
 const NOTES_AFTER_MS = 1000;
 const MAX_BATCH = 500;
+/** Tries for the notes of a run that has ended, while somebody else has its lease locked. */
+const LOCKED_TRIES = 3;
 
 interface Note {
   progress?: JobProgress;
@@ -28,6 +30,9 @@ interface Unsaved {
   lease: HeldLease;
   note: Note | undefined;
   checkpoint: Checkpoint | undefined;
+  /** Times that somebody else had the lease locked, and until when it waits for that, on the monotonic clock. */
+  locked: number;
+  notBefore: number;
 }
 
 interface SavedRow extends Record<string, unknown> {
@@ -35,6 +40,7 @@ interface SavedRow extends Record<string, unknown> {
   token: string;
   cancel: boolean;
   pause: boolean;
+  busy: boolean;
 }
 
 /**
@@ -49,6 +55,7 @@ export class Saves {
   /** There is something to be written now. */
   private due = false;
   private timer: NodeJS.Timeout | undefined;
+  private retry: NodeJS.Timeout | undefined;
   private onWire: ReadonlySet<string> = new Set();
   /** Called after the next write. */
   private rounds: (() => void)[] = [];
@@ -81,17 +88,25 @@ export class Saves {
   async flush(lease: HeldLease): Promise<void> {
     const { key } = lease.job;
     while (lease.saving && !lease.lost && (this.onWire.has(key) || this.unsaved.has(key))) {
-      if (this.unsaved.has(key)) this.write();
+      const locked = this.unsaved.get(key)?.locked ?? 0;
+      if (locked >= LOCKED_TRIES) return this.dropNotes(lease);
+      if (locked === 0 && this.unsaved.has(key)) this.write();
       // One write, not all that others go on to give.
       await new Promise<void>((resolve) => this.rounds.push(resolve));
     }
+  }
+
+  private dropNotes({ job: { key } }: HeldLease): void {
+    const entry = this.unsaved.get(key);
+    if (entry?.checkpoint) entry.note = undefined;
+    else this.unsaved.delete(key);
   }
 
   private entryOf(lease: HeldLease): Unsaved {
     const { key } = lease.job;
     const known = this.unsaved.get(key);
     if (known) return known;
-    const entry: Unsaved = { lease, note: undefined, checkpoint: undefined };
+    const entry: Unsaved = { lease, note: undefined, checkpoint: undefined, locked: 0, notBefore: 0 };
     this.unsaved.set(key, entry);
     lease.saving = true;
     return entry;
@@ -119,13 +134,10 @@ export class Saves {
     // What is saved in this turn goes together.
     await new Promise<void>((resolve) => setImmediate(resolve));
     for (let failures = 0; this.due;) {
-      // Notes alone wait for their time.
-      this.due = this.unsaved.size > MAX_BATCH;
-      const batch = [...this.unsaved.values()].slice(0, MAX_BATCH);
-      for (const { lease } of batch) this.unsaved.delete(lease.job.key);
+      const batch = this.takeBatch();
       this.onWire = new Set(batch.map(({ lease }) => lease.job.key));
       try {
-        await this.send(batch);
+        if (batch.length > 0) await this.send(batch);
         failures = 0;
       } catch (error) {
         this.trouble.warn('save', `Could not save checkpoints, trying again: ${errorText(error)}`);
@@ -137,11 +149,40 @@ export class Saves {
       this.onWire = new Set();
       for (const resolve of this.rounds.splice(0)) resolve();
     }
+    this.armRetry();
   }
 
-  /** A checkpoint that was given meanwhile is newer. Nothing is tried for a lease that nobody believes in any more. */
+  /** Notes alone wait for their time, and what is locked for its next try. */
+  private takeBatch(): Unsaved[] {
+    const now = monotonicMs();
+    const ready = [...this.unsaved.values()].filter(({ notBefore }) => notBefore <= now);
+    this.due = ready.length > MAX_BATCH;
+    const batch = ready.slice(0, MAX_BATCH);
+    for (const { lease } of batch) this.unsaved.delete(lease.job.key);
+    return batch;
+  }
+
+  /** Somebody else has the lease locked, a transaction of the handler's for example: the others go on, this one comes again. */
+  private sendLater(locked: Unsaved): void {
+    const pauseMs = backoffMs(locked.locked, 20, 1000);
+    this.putBack(locked);
+    const entry = this.unsaved.get(locked.lease.job.key);
+    if (!entry) return;
+    entry.locked = locked.locked + 1;
+    entry.notBefore = monotonicMs() + pauseMs;
+  }
+
+  private armRetry(): void {
+    clearTimeout(this.retry);
+    const waits = [...this.unsaved.values()].filter(({ locked }) => locked > 0);
+    if (waits.length === 0) return;
+    const leftMs = Math.min(...waits.map(({ notBefore }) => notBefore)) - monotonicMs();
+    this.retry = setTimeout(() => this.write(), Math.max(1, Math.ceil(leftMs))).unref();
+  }
+
+  /** A checkpoint that was given meanwhile is newer. Nothing is tried for a lease that nobody believes in any more, or whose run has ended. */
   private putBack({ lease, note, checkpoint }: Unsaved): void {
-    if (lease.lost) {
+    if (lease.lost || lease.ended) {
       for (const { reject } of checkpoint?.saved ?? []) reject(new LeaseLostError(lease.job.id, lease.job.token));
       return;
     }
@@ -170,8 +211,13 @@ export class Saves {
       return this.sendParts(batch, error);
     }
     const held = new Map(rows.map((row) => [`${row.job}:${row.token}`, row]));
-    for (const { lease, checkpoint } of batch) {
+    for (const entry of batch) {
+      const { lease, checkpoint } = entry;
       const row = held.get(lease.job.key);
+      if (row?.busy) {
+        this.sendLater(entry);
+        continue;
+      }
       if (!row) {
         if (!lease.settling) lease.interrupt('lease-lost');
         for (const { reject } of checkpoint?.saved ?? []) reject(new LeaseLostError(lease.job.id, lease.job.token));

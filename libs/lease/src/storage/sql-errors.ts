@@ -13,6 +13,9 @@ export const isPartitionMissing = (error: unknown): boolean =>
 /** The database ended the statement at one of its time limits: the connection is sound, and nothing was written. */
 export const isLimit = (error: unknown): boolean => ['57014', '55P03'].includes(codeOf(error));
 
+/** Somebody else has a row locked, for longer than the statement waits. Nothing was written. */
+export const isLocked = (error: unknown): boolean => codeOf(error) === '55P03';
+
 /** The schema, a table or a function of ours is not there. */
 export const isSchemaMissing = (error: unknown): boolean => ['3F000', '42P01', '42883'].includes(codeOf(error));
 

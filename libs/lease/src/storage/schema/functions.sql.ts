@@ -36,6 +36,9 @@ const PINNED = {
   plan_cache_mode: 'force_generic_plan',
 };
 
+const STEP =
+  'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[], int[])';
+
 const pin = (s: string, signature: string): string =>
   `ALTER FUNCTION ${s}.${signature} ${Object.entries(PINNED)
     .map(([name, value]) => `SET ${name} = ${value}`)
@@ -82,21 +85,20 @@ export const functionsSql = (s: string): string[] => [
   // An OR of two indexes; without it every settle of a keyed job reads all keys (122 ms at 300 000).
   `ALTER FUNCTION ${s}.release_keys_v1(bigint[]) SET enable_bitmapscan = on`,
   `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '250ms'`,
+  // Completions take their leases without skipping: one that a user's transaction keeps locked must not hold up the others for long.
+  `ALTER FUNCTION ${s}.${STEP} SET lock_timeout = '1s'`,
   pin(s, 'enqueue_v1(json)'),
   pin(s, 'move_v1(json, boolean, boolean)'),
-  pin(
-    s,
-    'step_v1(text, bigint[], bigint[], json, bigint, int, text[], text[], int[], int, bigint, int[], int[], int[], bigint[], bigint[], int[], int[])',
-  ),
+  pin(s, STEP),
   // What these call inherits their settings: the settings of a function cost it 10 µs a call.
   ...[
     'enqueue_keyed_v1(json)',
     'sweep_keys_v1(text, text, int)',
     'promote_waiting_v1(text, int)',
     'age_v1(int)',
-    'save_v1(json)',
+    'save_v1(json, boolean)',
     'extend_v1(bigint, bigint, text, bigint, bigint)',
-    'held_v1(bigint, bigint, text, boolean)',
+    'held_v1(bigint, bigint, text, boolean, boolean)',
     'steer_v1(text, bigint[], text, int)',
     'prune_v1(bigint, bigint, bigint, timestamptz, bigint, int)',
   ].map((signature) => pin(s, signature)),

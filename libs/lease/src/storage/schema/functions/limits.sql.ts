@@ -3,16 +3,22 @@ import { few, inLiteral } from '../quote';
 /** The advisory lock under which places of a concurrency key, a kind or a queue are counted and taken. Held to the end of the transaction. */
 const lockOf = (s: string, what: string): string => `hashtextextended('leasehold:${inLiteral(s)}:' || ${what}, 0)`;
 
+/** Rows of a full concurrency key that leave the lane with those that a claim met. */
+const PARK_AHEAD = 1000;
+
 /**
  * Of the ready rows that a claim has locked, those whose concurrency key has a place free, counted in the leases. The others leave the lane
- * and wait (blocked on 'limit'), so that they cost the next claim nothing; a key whose lock somebody holds just now is left alone, and `again`
- * says that its rows stayed. Locks nothing that anybody waits for: the keys' locks are tried.
+ * and wait (blocked on 'limit'), so that they cost the next claim nothing, and with them up to a thousand others of a key that is full: else a lane
+ * full of one busy key is moved out at the pace of the claims. A key whose lock somebody holds just now is left alone, and `again`
+ * says that its rows stayed. Locks nothing that anybody waits for: the keys' locks are tried, and rows locked by others skipped.
  */
 export const admitSql = (s: string): string => `
 CREATE FUNCTION ${s}.admit_v1(p_rows tid[], OUT row_ids tid[], OUT again boolean) LANGUAGE plpgsql AS $fn$
 DECLARE
   v record;
   v_park bigint[] := '{}';
+  v_full text[] := '{}';
+  v_fulls int[] := '{}';
   v_key text := '';
   v_free boolean := false;
   v_taken int := 0;
@@ -41,10 +47,19 @@ BEGIN
       row_ids := row_ids || v.row_id;
     ELSE
       v_park := v_park || v.job_id;
+      IF v_full[cardinality(v_full)] IS DISTINCT FROM v_key THEN
+        v_full := v_full || v_key;
+        v_fulls := v_fulls || v_taken;
+      END IF;
     END IF;
   END LOOP;
   IF cardinality(v_park) > 0 THEN
     again := true;
+    v_park := v_park || ARRAY(
+      SELECT n.job_id FROM unnest(v_full, v_fulls) AS f(key, taken) CROSS JOIN LATERAL (
+        SELECT r.job_id FROM ${s}.ready r JOIN ${s}.jobs j ON j.id = r.job_id
+        WHERE r.concurrency_key = f.key AND r.concurrency_key <> '' AND r.ctid <> ALL (p_rows) AND j.concurrency_max <= f.taken
+        LIMIT ${PARK_AHEAD} FOR UPDATE OF r SKIP LOCKED) n);
     WITH d AS (DELETE FROM ${s}.ready r WHERE r.job_id = ANY (v_park) RETURNING r.*)
     INSERT INTO ${s}.waiting (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, reason, blocked_on,
       queue, kind, concurrency_key)
@@ -64,6 +79,8 @@ DECLARE
   v_key text;
   v_job record;
   v_taken int;
+  v_most int;
+  v_jobs bigint[];
   v_promoted int := 0;
 BEGIN
   FOR v_key IN SELECT DISTINCT u.key FROM unnest(p_keys) AS u(key) WHERE u.key <> '' ORDER BY u.key LOOP
@@ -72,14 +89,20 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
       CONTINUE;
     END;
-    v_taken := (SELECT count(*) FROM ${s}.leases l WHERE l.concurrency_key = v_key AND l.concurrency_key <> '')
+    SELECT array_agg(x.job_id), max(x.most) INTO v_jobs, v_most FROM (
+      SELECT w.job_id, j.concurrency_max AS most FROM ${s}.waiting w JOIN ${s}.jobs j ON j.id = w.job_id
+      WHERE w.blocked_on = 'limit' AND w.concurrency_key = v_key ORDER BY w.priority, w.job_id LIMIT 100 FOR UPDATE OF w SKIP LOCKED) x;
+    CONTINUE WHEN v_jobs IS NULL;
+    v_taken := (SELECT count(*) FROM (
+        SELECT FROM ${s}.leases l WHERE l.concurrency_key = v_key AND l.concurrency_key <> '' LIMIT v_most) x)
       -- Ready ones will take a place; but not those that nobody can claim.
-      + (SELECT count(*) FROM ${s}.ready r WHERE r.concurrency_key = v_key AND r.concurrency_key <> ''
-         AND NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = r.queue AND q.paused)
+      + (SELECT count(*) FROM (
+        SELECT r.queue, r.kind FROM ${s}.ready r WHERE r.concurrency_key = v_key AND r.concurrency_key <> '' LIMIT v_most + ${PARK_AHEAD}) r
+         WHERE NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = r.queue AND q.paused)
          AND EXISTS (SELECT FROM ${s}.workers w WHERE w.state = 'live' AND r.kind = ANY (w.kinds)));
     FOR v_job IN
-      SELECT w.job_id, (SELECT j.concurrency_max FROM ${s}.jobs j WHERE j.id = w.job_id) AS most FROM ${s}.waiting w
-      WHERE w.blocked_on = 'limit' AND w.concurrency_key = v_key ORDER BY w.priority, w.job_id LIMIT 100 FOR UPDATE SKIP LOCKED
+      SELECT w.job_id, j.concurrency_max AS most FROM ${s}.waiting w JOIN ${s}.jobs j ON j.id = w.job_id
+      WHERE w.job_id = ANY (v_jobs) ORDER BY w.priority, w.job_id
     LOOP
       EXIT WHEN v_taken >= v_job.most;
       PERFORM ${s}.unblock_v1(v_job.job_id, 'limit');
@@ -157,10 +180,11 @@ END $fn$`;
 const tokensLeft = `least(q.rate_limit, coalesce(q.bucket, q.rate_limit) + greatest(0, coalesce(
         date_part('epoch', clock_timestamp() - q.bucket_at) * 1000 * q.rate_limit / nullif(q.rate_ms, 0), 0)))`;
 
-/** Takes tokens for jobs just claimed, or (below zero) puts back those of jobs that were given back unstarted. Locks the queues' rows. */
+/** Takes tokens for jobs just claimed, or (below zero) puts back those of jobs that were given back unstarted. Locks the queues' rows, in the order of their names. */
 export const spendSql = (s: string): string => `
 CREATE FUNCTION ${s}.spend_v1(p_queues text[], p_counts int[]) RETURNS void LANGUAGE plpgsql AS $fn$
 BEGIN
+  PERFORM FROM ${s}.queues q WHERE q.name = ANY (p_queues) AND q.rate_limit IS NOT NULL ORDER BY q.name FOR NO KEY UPDATE;
   UPDATE ${s}.queues q SET bucket = least(q.rate_limit, ${tokensLeft} - u.n), bucket_at = clock_timestamp()
   FROM unnest(p_queues, p_counts) AS u(name, n) WHERE q.name = u.name AND q.rate_limit IS NOT NULL AND u.n <> 0;
 END $fn$`;

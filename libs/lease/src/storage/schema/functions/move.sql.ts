@@ -5,7 +5,7 @@ import { TOO_LATE } from './step.sql';
  * The one function that takes a job out of a lease (law 7: every path back to the queue does the same accounting). Settles,
  * drains, give-backs and all three ways of rescue call it.
  *
- * Each element of `p_moves`: { job, token, worker, event, error?, reason?, delayMs?, result?, alone? }. Events:
+ * Each element of `p_moves`: { job, token, worker, event, error?, reason?, delayMs?, result?, alone?, overdue? }. Events:
  *
  *   complete   the handler returned                     -> finished/completed; wins over a stop request
  *   fail       the handler reported an error            -> waiting with backoff, or finished/failed out of attempts
@@ -25,9 +25,10 @@ import { TOO_LATE } from './step.sql';
  * A cancel request outranks everything but a success; a spent budget outranks a pause; a pause outranks the requeue.
  *
  * Locks: the named `leases` rows, in the order of job_id, and only those whose token and worker are the ones named; a row that is
- * gone or was leased anew is not touched. With `p_skip` rows locked by somebody else are left for the next pass (rescue);
- * without, it waits for them (settle: a skipped row would look lost). With `p_open` the transaction is a user's and may stay open for long: places
- * of concurrency keys are then promoted after its commit, since their lock would keep others from starting. Returns the moves made; what is missing was lost.
+ * gone or was leased anew is not touched. With `p_skip` rows locked by somebody else are left for another time: whether one that is missing from
+ * the answer is lost or only locked, the caller looks up. Without, it waits for them. `overdue`: the deadline must have passed, also now that the row is
+ * locked. With `p_open` the transaction is a user's and may stay open for long: places of concurrency keys are then promoted after its
+ * commit, since their lock would keep others from starting. Returns the moves made.
  */
 export const moveSql = (s: string): string => `
 CREATE FUNCTION ${s}.move_v1(p_moves json, p_skip boolean, p_open boolean DEFAULT false)
@@ -43,10 +44,9 @@ DECLARE
 BEGIN
   IF p_skip THEN
     SELECT array_agg(h.job_id) INTO v_jobs FROM (
-      SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text, event text)
+      SELECT l.job_id FROM json_to_recordset(p_moves) AS m(job bigint, token bigint, worker text, overdue boolean)
       JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
-      -- A deadline that was moved since it was read has not passed.
-      WHERE (m.event <> 'deadline' OR l.deadline_at <= v_now) AND ${few('m.job')}
+      WHERE (m.overdue IS NOT TRUE OR l.deadline_at <= v_now) AND ${few('m.job')}
       ORDER BY l.job_id FOR UPDATE OF l SKIP LOCKED) h;
   ELSE
     SELECT array_agg(h.job_id) INTO v_jobs FROM (

@@ -7,10 +7,11 @@ export const LOG_LINES = 200;
  * Writes what running jobs save: each element of `p_saves` is { job, token, worker, version?, checkpoint?, progress?, lines? }, `version` absent =
  * no checkpoint in this save, `lines` = [[ms ago, text], …]. Returns those whose lease is held, with the stop requests on it; what is
  * missing was lost, and nothing is written for it. Locks the named leases in the order of job_id (a rescue or a settle that is before it
- * wins; nothing else of the lease is changed, so a stop request that arrives meanwhile stays), then their rows of checkpoints.
+ * wins; nothing else of the lease is changed, so a stop request that arrives meanwhile stays), then their rows of checkpoints. With `p_skip`
+ * leases that somebody else has locked are left out and come back as `busy`: nothing was written for them yet.
  */
 export const saveSql = (s: string): string => `
-CREATE FUNCTION ${s}.save_v1(p_saves json) RETURNS TABLE (job bigint, token bigint, cancel boolean, pause boolean)
+CREATE FUNCTION ${s}.save_v1(p_saves json, p_skip boolean) RETURNS TABLE (job bigint, token bigint, cancel boolean, pause boolean, busy boolean)
 LANGUAGE plpgsql AS $fn$
 #variable_conflict use_column
 DECLARE
@@ -18,10 +19,16 @@ DECLARE
   v_jobs bigint[];
   v_first bigint[];
 BEGIN
-  SELECT array_agg(h.job_id), array_agg(h.job_id) FILTER (WHERE NOT h.saved) INTO v_jobs, v_first FROM (
-    SELECT l.job_id, l.saved FROM json_to_recordset(p_saves) AS m(job bigint, token bigint, worker text)
-    JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker
-    WHERE ${few('m.job')} ORDER BY l.job_id FOR NO KEY UPDATE OF l) h;
+  IF p_skip THEN
+    SELECT array_agg(h.job_id), array_agg(h.job_id) FILTER (WHERE NOT h.saved) INTO v_jobs, v_first FROM (
+      ${namedSql(s, 'l.job_id, l.saved')} ORDER BY l.job_id FOR NO KEY UPDATE OF l SKIP LOCKED) h;
+    IF coalesce(cardinality(v_jobs), 0) < json_array_length(p_saves) THEN
+      RETURN QUERY ${namedSql(s, 'l.job_id, l.token, l.cancel_requested, l.pause_requested, true')} AND l.job_id <> ALL (coalesce(v_jobs, '{}'));
+    END IF;
+  ELSE
+    SELECT array_agg(h.job_id), array_agg(h.job_id) FILTER (WHERE NOT h.saved) INTO v_jobs, v_first FROM (
+      ${namedSql(s, 'l.job_id, l.saved')} ORDER BY l.job_id FOR NO KEY UPDATE OF l) h;
+  END IF;
   IF v_jobs IS NULL THEN RETURN; END IF;
   INSERT INTO ${s}.checkpoints AS c (job_id, token, saved_at, version, checkpoint, progress, log)
   SELECT m.job, m.token, v_now, coalesce(m.version, 0), m.checkpoint, m.progress,
@@ -39,8 +46,14 @@ BEGIN
         SELECT e.line, e.n FROM jsonb_array_elements(coalesce(c.log, '[]') || excluded.log) WITH ORDINALITY AS e(line, n)
         ORDER BY e.n DESC LIMIT ${LOG_LINES}) x) END;
   IF v_first IS NOT NULL THEN UPDATE ${s}.leases SET saved = true WHERE job_id = ANY (v_first); END IF;
-  RETURN QUERY SELECT l.job_id, l.token, l.cancel_requested, l.pause_requested FROM ${s}.leases l WHERE l.job_id = ANY (v_jobs);
+  RETURN QUERY SELECT l.job_id, l.token, l.cancel_requested, l.pause_requested, false FROM ${s}.leases l WHERE l.job_id = ANY (v_jobs);
 END $fn$`;
+
+const namedSql = (
+  s: string,
+  columns: string,
+): string => `SELECT ${columns} FROM json_to_recordset(p_saves) AS m(job bigint, token bigint, worker text)
+      JOIN ${s}.leases l ON l.job_id = m.job AND l.token = m.token AND l.worker_id = m.worker WHERE ${few('m.job')}`;
 
 /**
  * Moves the deadline of a lease to `p_ms` from now, if that is later, and at most `p_max_ms` after it was claimed. `left_ms`: until then; null: the
@@ -60,14 +73,23 @@ BEGIN
   IF FOUND THEN left_ms := coalesce(floor(date_part('epoch', deadline - v_now) * 1000)::bigint, -1); END IF;
 END $fn$`;
 
-/** Whether a lease is held, waiting for nobody and locking nothing; or (`p_lock`) locked to the end of the transaction, so that no rescue can take it. */
-export const heldSql = (s: string): string => `
-CREATE FUNCTION ${s}.held_v1(p_job bigint, p_token bigint, p_worker text, p_lock boolean) RETURNS boolean LANGUAGE plpgsql AS $fn$
+/**
+ * Whether a lease is held: waiting for nobody and locking nothing; or (`p_lock`) locked to the end of the transaction, so that no rescue can take it. With
+ * `p_nowait` one that somebody else has locked is an error (55P03) instead of a wait.
+ */
+export const heldSql = (s: string): string => {
+  const lease = `PERFORM FROM ${s}.leases l WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker`;
+  return `
+CREATE FUNCTION ${s}.held_v1(p_job bigint, p_token bigint, p_worker text, p_lock boolean, p_nowait boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql AS $fn$
 BEGIN
-  IF p_lock THEN
-    PERFORM FROM ${s}.leases l WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker FOR NO KEY UPDATE;
+  IF NOT p_lock THEN
+    ${lease};
+  ELSIF p_nowait THEN
+    ${lease} FOR NO KEY UPDATE NOWAIT;
   ELSE
-    PERFORM FROM ${s}.leases l WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker;
+    ${lease} FOR NO KEY UPDATE;
   END IF;
   RETURN FOUND;
 END $fn$`;
+};
