@@ -33,7 +33,7 @@ export interface RescueCandidate {
   jobId: string;
   token: string;
   workerId: string;
-  move: Pick<Move, 'event' | 'alone' | 'overdue'>;
+  move: Pick<Move, 'event' | 'alone'>;
 }
 
 interface Marked {
@@ -118,7 +118,7 @@ export class RescueService {
           jobId: row.job_id,
           token: row.token,
           workerId: row.worker_id,
-          move: { event: 'deadline', overdue: true },
+          move: { event: 'deadline' },
         })),
         'deadline',
       );
@@ -189,6 +189,8 @@ export class RescueService {
           token,
           worker: workerId,
           ...move,
+          // One that was moved since it was read has not passed.
+          ...(move.event === 'deadline' ? { overdue: true } : {}),
           reason,
         })),
       ),

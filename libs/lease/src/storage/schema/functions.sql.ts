@@ -86,7 +86,7 @@ export const functionsSql = (s: string): string[] => [
   `ALTER FUNCTION ${s}.release_keys_v1(bigint[]) SET enable_bitmapscan = on`,
   `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '250ms'`,
   // Completions take their leases without skipping: one that a user's transaction keeps locked must not hold up the others for long.
-  `ALTER FUNCTION ${s}.${STEP} SET lock_timeout = '1s'`,
+  `ALTER FUNCTION ${s}.${STEP} SET lock_timeout = 1000`,
   pin(s, 'enqueue_v1(json)'),
   pin(s, 'move_v1(json, boolean, boolean)'),
   pin(s, STEP),
