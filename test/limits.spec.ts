@@ -150,6 +150,25 @@ describe('limits of the fleet', () => {
     expect((await hand.jobs.get(third!)).blockedOn).toBe('limit');
   });
 
+  it('a full key’s jobs of a paused queue do not stand before those that can run', async () => {
+    const hand = await startHandWorker(db, ['lim.front']);
+    const place = { concurrencyKey: 'f' };
+    await hand.app.get(QueuesService).pause('still');
+    await hand.jobs.enqueueMany('lim.front', Array<null>(50).fill(null), { ...place, queue: 'still' });
+    await hand.app.get(QueuesService).pause('later');
+    const [first, second] = await hand.jobs.enqueueMany('lim.front', [1, 2], place);
+    const [running] = await hand.claims.claim({ kinds: ['lim.front'], limit: 3 });
+    expect(running!.job.id).toBe(first);
+    // What was parked before its queue was paused neither.
+    await db.query(
+      `WITH d AS (DELETE FROM ${S}.ready WHERE queue = 'still' RETURNING *)
+       INSERT INTO ${S}.waiting (job_id, priority, reason, blocked_on, queue, kind, concurrency_key)
+       SELECT job_id, priority, 'blocked', 'limit', queue, kind, concurrency_key FROM d`,
+    );
+    await hand.settle.complete(running!.job);
+    expect((await hand.jobs.get(second!)).state).toBe('ready');
+  });
+
   it('they are promoted first in, first out, the more urgent ones before', async () => {
     const hand = await startHandWorker(db, ['lim.order']);
     const enqueue = (payload: number, priority = 0) =>

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { type Handler, type Job, JobHandler, type Lease, LeaseLostError, LeaseSetupError } from '@leasehold/nestjs';
 import { DataSource } from 'typeorm';
 import { RowGate, type TestDatabase, createTestDatabase, eventually, gate, startLeaseApp } from './support';
@@ -51,6 +52,62 @@ describe('a lease that somebody else keeps locked', () => {
     for (const one of gates) await one.release();
     expect(await untilState(jobs, completes[0]!, 'completed')).toMatchObject({ result: 'locked', runs: [] });
     await untilState(jobs, fails[0]!, 'failed');
+  });
+
+  it.each([
+    ['six of them', 6, {}],
+    ['with a short time limit for statements', 1, { connection: { queryTimeout: '1s' } }],
+  ])('R17 nor claims: %s', async (_what, count, options) => {
+    const go = gate();
+    let began = 0;
+    work = async ({ payload }) => {
+      if (payload !== 'locked') return;
+      began++;
+      await go.promise;
+    };
+    const { connection, ...rest } = options as { connection?: object };
+    const { jobs } = await start({ ...rest, connection: { dataSource, ...connection } });
+    const locked = await jobs.enqueueMany(Locked, Array<string>(count).fill('locked'));
+    await eventually(() => began === count);
+    const gates = await Promise.all(locked.map(lockLease));
+    go.open();
+    // The first may wait with them for as long as a settle waits; all that come after it do not.
+    for (let i = 0; i < 20; i++) await untilState(jobs, await jobs.enqueue(Locked, i), 'completed');
+    for (const id of locked) expect((await jobs.get(id)).state).toBe('running');
+    for (const one of gates) await one.release();
+    for (const id of locked) await untilState(jobs, id, 'completed');
+  });
+
+  it('R20 nor do many that wait for one: their handlers’ own transactions leave the pool to others', async () => {
+    const go = gate();
+    let inside = 0;
+    work = async ({ payload }, lease) => {
+      if (payload === 'quick') return;
+      await dataSource.transaction(async (manager) => {
+        await (payload === 'extends' ? lease.checkpointIn(manager, 1) : lease.completeIn(manager));
+        inside++;
+        if (payload === 'extends') void lease.extend('1m').catch(() => undefined);
+        await go.promise;
+      });
+    };
+    const { jobs } = await start();
+    const open = [
+      ...(await jobs.enqueueMany(Locked, Array<string>(4).fill('extends'))),
+      ...(await jobs.enqueueMany(Locked, Array<string>(4).fill('completes'), { deadline: '300ms' })),
+    ];
+    await eventually(() => inside === 8);
+    await eventually(
+      async () =>
+        (await db.query(`SELECT FROM ${S}.leases WHERE deadline_at < clock_timestamp() - interval '300 ms'`)).length ===
+        4,
+    );
+    const waiting = await db.query(
+      `SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'leasehold' AND wait_event_type = 'Lock'`,
+    );
+    expect(waiting).toEqual([]);
+    await untilState(jobs, await jobs.enqueue(Locked, 'quick'), 'completed');
+    go.open();
+    for (const id of open) await untilState(jobs, id, 'completed');
   });
 
   it('R20 F:A10 nor does one whose own transaction holds it when its deadline passes', async () => {
@@ -118,6 +175,23 @@ describe('a lease that somebody else keeps locked', () => {
     expect(row).toEqual({ checkpoint: { of: 'locked' } });
   });
 
+  it('R23 what is saved while the handler had it locked itself is there when the run ends', async () => {
+    work = async (_job, lease) => {
+      await dataSource.transaction(async (manager) => {
+        await lease.checkpointIn(manager, 1);
+        lease.log('inside');
+        void lease.checkpoint('beside').catch(() => undefined);
+        await sleep(400);
+      });
+      lease.log('after');
+      throw new Error('ends');
+    };
+    const { jobs } = await start();
+    const id = await jobs.enqueue(Locked, null);
+    const { saved } = await untilState(jobs, id, 'failed');
+    expect(saved).toMatchObject({ checkpoint: 'beside', log: [{ line: 'inside' }, { line: 'after' }] });
+  });
+
   it('R23 a run that ends meanwhile gives its notes up rather than its outcome', async () => {
     const go = gate();
     work = async ({ payload }, lease) => {
@@ -149,6 +223,8 @@ describe('R20 after a completion in a transaction of the handler’s', () => {
     work = async (_job, lease) => {
       await rolledBack(lease);
       await lease.checkpoint({ step: 1 });
+      await rolledBack(lease);
+      await Promise.all([lease.checkpoint({ step: 1 }), lease.extend('9m'), lease.extend('10m')]);
       await rolledBack(lease);
       await lease.extend('10m');
       await rolledBack(lease);
@@ -233,6 +309,8 @@ describe('R20 after a completion in a transaction of the handler’s', () => {
   it('R20 a save that would wait for its own transaction is refused at once, by name; one beside it waits', async () => {
     const errors: Error[] = [];
     let beside: Promise<void> | undefined;
+    let after: Promise<void> | undefined;
+    const left = gate();
     work = async (_job, lease) => {
       const inside = gate();
       const parallel = inside.promise.then(() => lease.checkpoint({ beside: true }));
@@ -242,9 +320,13 @@ describe('R20 after a completion in a transaction of the handler’s', () => {
         await lease.checkpointIn(manager, { inside: true });
         await lease.checkpoint({ never: true }).catch((error: Error) => errors.push(error));
         await lease.extend('1m').catch((error: Error) => errors.push(error));
+        await lease.transaction(() => Promise.resolve()).catch((error: Error) => errors.push(error));
         inside.open();
+        after = left.promise.then(() => lease.checkpoint({ after: true }));
       });
       await parallel;
+      left.open();
+      await after;
     };
     const { jobs } = await start();
     const id = await jobs.enqueue(Locked, null);
@@ -253,9 +335,10 @@ describe('R20 after a completion in a transaction of the handler’s', () => {
     expect(errors.map((error) => error.message)).toEqual([
       expect.stringMatching(/^checkpoint\(\) inside lease\.transaction\(\)/),
       expect.stringMatching(/^extend\(\) inside lease\.transaction\(\)/),
+      expect.stringMatching(/^transaction\(\) inside lease\.transaction\(\)/),
     ]);
     for (const error of errors) expect(error).toBeInstanceOf(LeaseSetupError);
     const [row] = await db.query(`SELECT checkpoint FROM ${S}.checkpoints WHERE job_id = $1`, [id]);
-    expect(row).toEqual({ checkpoint: { beside: true } });
+    expect(row).toEqual({ checkpoint: { after: true } });
   });
 });

@@ -2,6 +2,7 @@ import { type INestApplicationContext, type ModuleMetadata, Module, type Provide
 import { ScheduleModule, SchedulerRegistry } from '@nestjs/schedule';
 import { Test } from '@nestjs/testing';
 import {
+  BatchesService,
   ClaimService,
   HeartbeatService,
   JobsService,
@@ -30,6 +31,7 @@ export const QUICK: Partial<LeaseOptions> = {
 export interface LeaseApp {
   app: INestApplicationContext;
   jobs: JobsService;
+  batches: BatchesService;
   claims: ClaimService;
   settle: SettleService;
   heartbeat: HeartbeatService;
@@ -83,6 +85,7 @@ export async function startLeaseApp(db: Pick<TestDatabase, 'url'>, settings: App
   const leaseApp: LeaseApp = {
     app,
     jobs: app.get(JobsService),
+    batches: app.get(BatchesService),
     claims: app.get(ClaimService),
     settle: app.get(SettleService),
     heartbeat: app.get(HeartbeatService),

@@ -142,3 +142,52 @@ export class SnoozeError extends LeaseholdError {
 
 /** Ten years. Longer delays are refused everywhere, so that no timestamp can overflow. */
 export const MAX_DELAY_MS = 315_576_000_000;
+
+/** A batch that cannot be made, or be added to, as it is: a name given twice, unknown or its own dependency, a cycle. Nothing was written. */
+export class InvalidBatchError extends LeaseholdError {
+  readonly code = 'INVALID_BATCH';
+
+  constructor(
+    message: string,
+    /** What to change. */
+    readonly field: string,
+    /** The members that it is about, by name. */
+    readonly names: readonly string[] = [],
+    options?: ErrorOptions,
+  ) {
+    super(message, options);
+  }
+}
+
+/** No batch has this id. */
+export class UnknownBatchError extends LeaseholdError {
+  readonly code = 'UNKNOWN_BATCH';
+
+  constructor(readonly batchId: string) {
+    super(`There is no batch ${batchId}`);
+  }
+}
+
+/** There is such a batch, and it has no members: there is nothing to have a status (R30). */
+export class EmptyBatchError extends LeaseholdError {
+  readonly code = 'EMPTY_BATCH';
+
+  constructor(readonly batchId: string) {
+    super(
+      `Batch ${batchId} has no members: add some, or seal it with { ifEmpty: 'complete' } if none is a good outcome`,
+    );
+  }
+}
+
+/** What the batch's present state does not allow: adding to one that is sealed, deleting one that runs. Nothing was changed. */
+export class IllegalBatchStateError extends LeaseholdError {
+  readonly code = 'ILLEGAL_BATCH_STATE';
+
+  constructor(
+    readonly batchId: string,
+    readonly status: string,
+    what: string,
+  ) {
+    super(`Batch ${batchId} is ${status}: ${what}`);
+  }
+}

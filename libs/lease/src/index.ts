@@ -31,6 +31,10 @@ export {
   type JobEventRule,
   placeAfter,
 } from './jobs/transitions';
+export { BatchesService } from './batches/batches.service';
+export { BatchBuilder } from './batches/batch-builder';
+export type { BatchSteered } from './batches/batch-steering';
+export type * from './batches/batch.types';
 export { QueuesService, type QueueInfo, type QueueSettings } from './queues/queues.service';
 export type { TransactionTarget } from './storage/caller-transaction';
 export type { TransactionOptions } from './handlers/lease-tools';

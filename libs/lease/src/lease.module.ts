@@ -11,6 +11,12 @@ import {
 } from '@nestjs/common';
 import { DiscoveryModule, ModuleRef, ModulesContainer } from '@nestjs/core';
 import { SchedulerRegistry } from '@nestjs/schedule';
+import { BatchFollowUps } from './batches/batch-follow-ups';
+import { BatchReader } from './batches/batch-reader';
+import { BatchSweep } from './batches/batch-sweep';
+import { BatchSteering } from './batches/batch-steering';
+import { BatchWriter } from './batches/batch-writer';
+import { BatchesService } from './batches/batches.service';
 import { ClaimService } from './claim/claim.service';
 import { Dispatcher } from './claim/dispatcher';
 import { Exchange } from './claim/exchange';
@@ -54,6 +60,7 @@ import { WorkersService } from './workers/workers.service';
 /** What users may inject. */
 const PUBLIC: Type<unknown>[] = [
   JobsService,
+  BatchesService,
   QueuesService,
   ClaimService,
   SettleService,
@@ -84,6 +91,11 @@ const INTERNAL: Type<unknown>[] = [
   JobReader,
   JobSteering,
   JobWaiter,
+  BatchFollowUps,
+  BatchWriter,
+  BatchReader,
+  BatchSteering,
+  BatchSweep,
   Saves,
   LeaseTools,
   FinalFailures,

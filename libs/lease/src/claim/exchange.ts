@@ -1,4 +1,5 @@
 import { Injectable, Logger } from '@nestjs/common';
+import { BatchFollowUps } from '../batches/batch-follow-ups';
 import type { JobError } from '../jobs/job.types';
 import { ResolvedOptions } from '../options/lease-options';
 import type { Answer, MoveRow, Outcome } from '../settle/outcome';
@@ -13,14 +14,26 @@ import { moveSql, stepSql, whereaboutsSql } from './exchange.sql';
 import { type HeldLease, HeldLeases } from './held-leases';
 import { LaneMarks, type Ranges } from './lane-marks';
 import { type Claimed, type LeasedJob, parseClaim } from './leased-job';
-import { type Moved, type Pending, REFUSED, answerOf, isRecordOf, movesJson, takeBatch } from './pending';
+import {
+  type Moved,
+  type Pending,
+  REFUSED,
+  answerOf,
+  isRecordOf,
+  movesJson,
+  ridesWithClaim,
+  takeBatch,
+} from './pending';
 import { type StepRow, claimValues, readScan, settleValues } from './step-values';
 import { readUnread } from './unread';
 import { type Lane, WakeUp } from './wake-up';
 
 const CONNECTIONS = 2;
 const UNREAD_PAUSE_MS = 200;
+const RECORDED = 'recorded earlier';
 const FINISHED = ['completed', 'failed', 'cancelled'];
+/** A member of a batch may have ended: so far as is known. */
+const ENDED = [...FINISHED, RECORDED];
 const COMPLETED: Moved = { place: 'completed', reason: null };
 
 /**
@@ -56,6 +69,7 @@ export class Exchange {
     private readonly options: ResolvedOptions,
     private readonly wakeUp: WakeUp,
     private readonly events: LeaseEvents,
+    private readonly followUps: BatchFollowUps,
   ) {}
 
   setClaimer(claimer: Claimer | undefined): void {
@@ -78,7 +92,9 @@ export class Exchange {
 
   /** A job whose outcome somebody else has written: in a transaction of the handler's. */
   settledElsewhere(lease: HeldLease): void {
-    this.wakeUp.ended(lease.job.id);
+    const { id, batchId } = lease.job;
+    this.wakeUp.ended(id);
+    if (batchId !== null) this.followUps.ended(batchId, id);
     this.release(lease);
   }
 
@@ -154,7 +170,7 @@ export class Exchange {
   }
 
   private async send(batch: Pending[], claim: ClaimRequest | undefined): Promise<void> {
-    const completions = batch[0]?.outcome.event === 'complete' ? batch : [];
+    const completions = batch[0] && ridesWithClaim(batch[0]) ? batch : [];
     const moves = completions.length > 0 ? [] : batch;
     await Promise.all([
       completions.length > 0 || claim ? this.exchange(completions, claim) : undefined,
@@ -200,8 +216,9 @@ export class Exchange {
       const empty = claim && row?.scan ? this.learn(claim, claimed, ranges, row.scan) : [];
       return { ok: true, leases, empty };
     } catch (error) {
-      if (completions.length > 0 && isLocked(error)) {
+      if (completions.length > 0 && isLimit(error)) {
         // One lease that a transaction keeps locked must not hold up the others.
+        if (claim && !isLocked(error)) this.marks.gaveUp(claim.lanes, ranges, (monotonicMs() - sentAtMs) * 1000);
         await this.sendMoves(completions);
         return { ok: false, refused: false };
       }
@@ -295,6 +312,8 @@ export class Exchange {
   private resolve({ job, lease, outcome, answered }: Pending, answer: Answer): void {
     if (lease) this.release(lease);
     if (answer.place !== undefined && FINISHED.includes(answer.place)) this.wakeUp.ended(job.id);
+    if (job.batchId !== null && answer.place !== undefined && ENDED.includes(answer.place))
+      this.followUps.ended(job.batchId, job.id);
     if (answer.place === 'failed') this.events.emit(finalFailure(job, answer.reason ?? ''));
     answered(job, outcome, answer);
   }
@@ -314,7 +333,7 @@ export class Exchange {
     if (isContentError(error) && batch.length > 1) {
       const half = Math.ceil(batch.length / 2);
       for (const part of [batch.slice(0, half), batch.slice(half)]) {
-        await (part[0]?.outcome.event === 'complete' ? this.sendStep(part, undefined) : this.sendMoves(part));
+        await (part[0] && ridesWithClaim(part[0]) ? this.sendStep(part, undefined) : this.sendMoves(part));
       }
       return;
     }
@@ -355,7 +374,7 @@ interface Whereabouts extends Record<string, unknown> {
 /** Of one whose lease is gone. A job that was given back leaves no record. */
 function recorded({ repeat, outcome }: Pending, found: string | null): Answer {
   const applied = repeat && (outcome.event === 'giveback' || (found !== null && isRecordOf(outcome, found)));
-  return applied ? { applied, place: 'recorded earlier' } : REFUSED;
+  return applied ? { applied, place: RECORDED } : REFUSED;
 }
 
 const finalFailure = (job: LeasedJob, reason: string) =>

@@ -30,6 +30,8 @@ export class HeldLease {
   private endsAtMs: number | null;
   /** Its job is completed in a transaction of the handler's, which has not committed yet. */
   completing = false;
+  /** How often a completion of it was begun or written: whoever asked before knows nothing of it. */
+  completions = 0;
   /** Its job was completed in a transaction of the handler's, which has committed. */
   settled = false;
   /** An outcome is on its way: "gone" is then no news. */

@@ -32,6 +32,7 @@ type Row = [
   suspect: 0 | 1,
   place: number,
   unread: 0 | 1 | 2 | 3,
+  batchId?: string,
 ];
 
 /** The jobs of one claim, the first to run first, and where each stood in its lane (below zero: given back). */
@@ -80,6 +81,7 @@ export function parseClaim(text: string | null, workerId: string, sentAtMs: numb
       crashes: row[10],
       suspect: row[11] === 1,
       claimedAtMs: sentAtMs,
+      batchId: row[14] ?? null,
       checkpoint: null,
       checkpointVersion: 0,
     };

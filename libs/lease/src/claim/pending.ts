@@ -34,6 +34,9 @@ const RECORDED_AS: Record<Outcome['event'], readonly string[]> = {
 /** Whether what is on record is what this outcome would have left: anything else was somebody else's doing, a rescue's for example. */
 export const isRecordOf = ({ event }: Outcome, recorded: string): boolean => RECORDED_AS[event].includes(recorded);
 
+/** A completion goes out with a claim, unless somebody else had its lease locked: what waits for locks must not hold up claims. */
+export const ridesWithClaim = ({ outcome, locked }: Pending): boolean => outcome.event === 'complete' && locked === 0;
+
 /**
  * Takes the next batch out of `pending`: either completions (they ride with a claim) or other moves, of one worker, sorted by job so that
  * two batches cannot deadlock.
@@ -42,7 +45,7 @@ export function takeBatch(pending: Pending[]): { batch: Pending[]; rest: Pending
   const first = pending[0];
   if (!first) return { batch: [], rest: pending };
   const same = (p: Pending): boolean =>
-    p.job.workerId === first.job.workerId && (p.outcome.event === 'complete') === (first.outcome.event === 'complete');
+    p.job.workerId === first.job.workerId && ridesWithClaim(p) === ridesWithClaim(first);
   let batch: Pending[] = [];
   const rest: Pending[] = [];
   if (pending.length <= MAX_BATCH && pending.every(same)) batch = pending;

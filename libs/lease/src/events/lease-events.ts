@@ -41,6 +41,8 @@ export type LeaseEvent =
   | ({ type: 'job.rescued'; cause: RescueCause; place: string; message: string } & JobRef)
   /** Somebody in this process gave a job a command (R22). `to`: its state, or 'deleted'; a running one that was asked to stop is still running. */
   | { type: 'job.steered'; command: string; jobId: string; from: string; to: string }
+  /** This process has ended a batch, for this generation; with `onFinished` a job is told, whatever becomes of this process. */
+  | { type: 'batch.finished'; batchId: string; name: string; status: string; generation: number }
   | { type: 'worker.registered'; workerId: string }
   /** No beat reached the database in time, or the worker was declared dead: its jobs are aborted, it registers anew. */
   | { type: 'worker.fenced'; workerId: string; message: string }
@@ -66,6 +68,7 @@ const LEVELS: Record<LeaseEvent['type'], Level> = {
   'job.refused': 'warn',
   'job.rescued': 'warn',
   'job.steered': 'log',
+  'batch.finished': 'log',
   'worker.registered': 'log',
   'worker.draining': 'log',
   'worker.stopped': 'log',

@@ -31,6 +31,8 @@ export interface TransactionOptions {
 }
 
 const CONFLICT_TRIES = 8;
+/** Looks at a lease that somebody else has locked, before that counts as an open transaction. */
+const MOMENTARY_TRIES = 4;
 
 /** A `lease.transaction` that is open in this flow of calls; `locked`: it has the lease locked, until it ends. */
 const openTransaction = new AsyncLocalStorage<{ held: HeldLease; locked: boolean }>();
@@ -38,6 +40,8 @@ const openTransaction = new AsyncLocalStorage<{ held: HeldLease; locked: boolean
 /** What a lease can do with the database; one for all leases of the process. */
 @Injectable()
 export class LeaseTools {
+  private readonly looks = new WeakMap<HeldLease, Promise<void>>();
+
   constructor(
     readonly saves: Saves,
     private readonly heartbeat: HeartbeatService,
@@ -66,14 +70,23 @@ export class LeaseTools {
 
   async extend(held: HeldLease, ms: number): Promise<void> {
     await held.whileExtending(async () => {
-      const sentAtMs = monotonicMs();
-      const [row] = await this.database.query<{ left_ms: string | null; deadline: Date | null }>(extendSql(this.s), [
-        ...fence(held),
-        ms,
-        this.options.maxExtensionMs,
-      ]);
-      if (row?.left_ms == null) throw this.lost(held);
-      if (row.deadline) held.extended(sentAtMs + Number(row.left_ms), row.deadline);
+      const endsAtMs = monotonicMs() + this.options.connection.queryTimeoutMs;
+      for (let tries = 0; ; tries++) {
+        const sentAtMs = monotonicMs();
+        try {
+          const [row] = await this.database.query<{ left_ms: string | null; deadline: Date | null }>(
+            extendSql(this.s),
+            [...fence(held), ms, this.options.maxExtensionMs],
+          );
+          if (row?.left_ms == null) throw this.lost(held);
+          if (row.deadline) held.extended(sentAtMs + Number(row.left_ms), row.deadline);
+          return;
+        } catch (error) {
+          // Waiting in the server would keep a connection from all other jobs.
+          if (!isLocked(error) || sentAtMs > endsAtMs) throw error;
+          await sleep(backoffMs(tries, 10, 500));
+        }
+      }
     });
   }
 
@@ -93,6 +106,11 @@ export class LeaseTools {
     const { id, token, workerId } = held.job;
     // What it said last of its progress could not be written after this.
     if (held.saving) await this.saves.flush(held);
+    if (held.settling) {
+      held.throwIfInterrupted();
+      throw new LeaseLostError(id, token, 'the run has ended already');
+    }
+    held.completions++;
     // From here on "gone" may mean that this has been committed.
     held.settling = true;
     held.completing = true;
@@ -104,6 +122,7 @@ export class LeaseTools {
       this.locks(held);
       // Whoever looked before it was written has concluded that it was not.
       held.settling = held.completing = true;
+      held.completions++;
       if (rows.length === 0) throw this.lost(held);
     } catch (error) {
       this.reopen(held);
@@ -162,6 +181,7 @@ export class LeaseTools {
     work: (target: TransactionTarget) => Promise<T>,
     { run, begin, commit, rollback }: Transaction,
   ): Promise<T> {
+    const open = { held, locked: false };
     await begin();
     let result: T;
     try {
@@ -170,7 +190,7 @@ export class LeaseTools {
         `${this.options.lease.ttlMs}ms`,
       ]);
       await this.assertHeld(run, held, false);
-      result = await openTransaction.run({ held, locked: false }, () => work(target));
+      result = await openTransaction.run(open, () => work(target));
       // Completed in a savepoint that was rolled back, or elsewhere: then it is not, in here.
       if (held.completing && (await run(completedSql(this.s), fence(held))).length === 0) this.reopen(held);
       if (!held.completing) await this.assertHeld(run, held, true);
@@ -178,6 +198,7 @@ export class LeaseTools {
       this.reopen(held);
       // A session that the server has ended has rolled back already.
       await rollback().catch(() => undefined);
+      open.locked = false;
       throw error;
     }
     try {
@@ -190,6 +211,9 @@ export class LeaseTools {
         this.reopen(held);
         throw error;
       }
+    } finally {
+      // What was begun inside may go on after it.
+      open.locked = false;
     }
     if (held.completing) this.completed(held);
     return result;
@@ -205,36 +229,48 @@ export class LeaseTools {
     else this.reopen(held);
   }
 
-  /** The same while the run goes on: a transaction that is still open, or was committed, leaves it as it is. */
-  async lookAtCompletion(held: HeldLease): Promise<void> {
-    if (!held.completing || held.settled) return;
-    try {
-      const [lease] = await this.database.query<{ held: boolean }>(heldNowSql(this.s), fence(held));
-      if (lease?.held) return this.reopen(held);
-    } catch (error) {
-      if (isLocked(error)) return;
-      throw error;
-    }
-    if ((await this.database.query(completedSql(this.s), fence(held))).length > 0) return;
-    this.reopen(held);
-    held.interrupt('lease-lost');
+  /** The same while the run goes on: a transaction that is still open, or was committed, leaves it as it is. Those who ask at once share the answer. */
+  lookAtCompletion(held: HeldLease): Promise<void> {
+    const known = this.looks.get(held);
+    if (known) return known;
+    const look = this.look(held).finally(() => this.looks.delete(held));
+    this.looks.set(held, look);
+    return look;
   }
 
-  /** Waits for whatever still has the lease locked, then looks for the outcome. */
-  private async wasCommitted({ job }: HeldLease): Promise<boolean> {
+  private async look(held: HeldLease): Promise<void> {
+    for (let tries = 0; held.completing && !held.settled; tries++) {
+      const { completions } = held;
+      try {
+        const [lease] = await this.database.query<{ held: boolean }>(heldNowSql(this.s), fence(held));
+        if (lease?.held) {
+          // Unless it has been completed again since this was asked.
+          if (held.completions === completions) this.reopen(held);
+          return;
+        }
+        if ((await this.database.query(completedSql(this.s), fence(held))).length > 0) return;
+        if (held.completions !== completions) continue;
+        this.reopen(held);
+        return held.interrupt('lease-lost');
+      } catch (error) {
+        if (!isLocked(error)) throw error;
+        // A save or a stop request locks it for a moment only.
+        if (tries >= MOMENTARY_TRIES) return;
+        await sleep(backoffMs(tries, 5, 100));
+      }
+    }
+  }
+
+  /** Waits until nobody has the lease locked, then looks for the outcome. Not in the server, where it would keep a connection from all other jobs. */
+  private async wasCommitted(held: HeldLease): Promise<boolean> {
     for (let tries = 0; ; tries++) {
       try {
-        const [lease] = await this.database.query<{ held: boolean }>(heldSql(this.s), [
-          job.id,
-          job.token,
-          job.workerId,
-          true,
-        ]);
+        const [lease] = await this.database.query<{ held: boolean }>(heldNowSql(this.s), fence(held));
         if (lease?.held) return false;
-        return (await this.database.query(completedSql(this.s), [job.id, job.token, job.workerId])).length > 0;
+        return (await this.database.query(completedSql(this.s), fence(held))).length > 0;
       } catch (error) {
         if (!isConnectionError(error) && !isLimit(error)) throw error;
-        await sleep(backoffMs(tries, 50, 2000));
+        await sleep(backoffMs(tries, 20, 1000));
       }
     }
   }

@@ -25,6 +25,12 @@ export class Lease {
     return this.held.job.token;
   }
 
+  /** What names this lease to others that check it, `batches.add` for one: job, token, worker. */
+  get fence(): { jobId: string; token: string; workerId: string } {
+    const { id, token, workerId } = this.held.job;
+    return { jobId: id, token, workerId };
+  }
+
   /** Counts runs whose failure was the handler's own; the same number again after a rescue (R12). */
   get attempt(): number {
     return this.held.job.attempt;
@@ -145,7 +151,7 @@ export class Lease {
   transaction<T>(work: (client: ClientBase) => Promise<T>, options: { client: ClientBase }): Promise<T>;
   async transaction<T>(work: (target: never) => Promise<T>, options: TransactionOptions = {}): Promise<T> {
     this.assertHeld();
-    await this.assertGoing();
+    await this.assertGoing('transaction()');
     return this.tools.transaction(this.held, work as (target: TransactionTarget) => Promise<T>, options);
   }
 

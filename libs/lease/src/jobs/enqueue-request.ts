@@ -90,6 +90,8 @@ export interface PreparedJob {
   json: string;
   /** The payload's JSON. */
   payload: string;
+  /** Its name in its batch; null: it has none; undefined: it is no member. */
+  member?: string | null;
 }
 
 /**

@@ -126,12 +126,18 @@ export class Enqueuer {
     }
   }
 
+  /** Jobs without keys, in a transaction of somebody else's, who announces them. @returns their ids in the order given */
+  async insert(run: RunInTransaction, jobs: PreparedJob[]): Promise<string[]> {
+    const ids: string[][] = [];
+    for (const chunk of chunksOf(jobs)) ids.push(idsOf(await run<IdsRow>(enqueueSql(this.s), [chunk])));
+    return ids.flat();
+  }
+
   /** Those without a key first, together; then those with one. Answers in the order given. */
   private async sendAll(run: RunInTransaction, jobs: PreparedJob[]): Promise<EnqueueAnswer[]> {
     const plain = jobs.filter(({ head }) => !head.keyed);
     const keyed = jobs.filter(({ head }) => head.keyed);
-    const ids: string[] = [];
-    for (const chunk of chunksOf(plain)) ids.push(...idsOf(await run<IdsRow>(enqueueSql(this.s), [chunk])));
+    const ids = await this.insert(run, plain);
     const answers: EnqueueAnswer[] = [];
     for (let at = 0; at < keyed.length; at += KEYED_CHUNK) {
       const items = keyed.slice(at, at + KEYED_CHUNK).map(({ json, payload }) => `${json},"payloads":[${payload}]}`);
@@ -207,16 +213,21 @@ function chunksOf(jobs: PreparedJob[]): string[] {
   const chunks: string[] = [];
   let groups: string[] = [];
   let payloads: string[] = [];
+  let names: (string | null)[] = [];
   let chars = 0;
-  jobs.forEach(({ json, payload }, i) => {
+  jobs.forEach(({ json, payload, member }, i) => {
     payloads.push(payload);
-    chars += payload.length;
+    if (member !== undefined) names.push(member);
+    chars += payload.length + (member?.length ?? 0);
     const full = chars >= CHUNK_CHARS;
     const next = jobs[i + 1];
     if (full || next?.json !== json) {
-      groups.push(`${json},"payloads":[${payloads.join(',')}]}`);
+      groups.push(
+        `${json},"payloads":[${payloads.join(',')}]${names.length > 0 ? `,"names":${JSON.stringify(names)}` : ''}}`,
+      );
       chars += json.length;
       payloads = [];
+      names = [];
     }
     if (full || !next) {
       chunks.push(`[${groups.join(',')}]`);

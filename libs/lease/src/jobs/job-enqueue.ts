@@ -84,6 +84,11 @@ export class JobEnqueue {
     return (await this.enqueuer.within(transaction, jobs)).map(({ id }) => id);
   }
 
+  /** One job, checked, for somebody else to write. */
+  prepare(target: JobTarget, payload: unknown, options: EnqueueOptions): PreparedJob | Promise<PreparedJob> {
+    return prepareJob(payload, this.headOf(target, options), this.options);
+  }
+
   private headOfItem(item: EnqueueItem): PreparedHead {
     if (typeof item !== 'object' || item === null) {
       throw new InvalidJobError(`an item must be { handler, payload, … }, not ${String(item)}`, 'item');

@@ -9,6 +9,8 @@ export interface JobFilter {
   queue?: string;
   /** Jobs with this tag. */
   tag?: string;
+  /** Members of this batch. */
+  batchId?: string;
 }
 
 export interface FindJobs extends JobFilter {
@@ -26,11 +28,12 @@ export interface JobPage {
 }
 
 /** The filter as a statement's parameters. @throws InvalidJobError for a state that there is not */
-export function filterOf({ state, kind, queue, tag }: JobFilter): {
+export function filterOf({ state, kind, queue, tag, batchId }: JobFilter): {
   state: JobState | undefined;
   kind: string | null;
   queue: string | null;
   tag: string | null;
+  batchId: string | null;
 } {
   if (state !== undefined && !JOB_STATES.includes(state)) {
     throw new InvalidJobError(
@@ -38,7 +41,8 @@ export function filterOf({ state, kind, queue, tag }: JobFilter): {
       'state',
     );
   }
-  return { state, kind: kind ?? null, queue: queue ?? null, tag: tag ?? null };
+  if (batchId !== undefined) assertId(batchId, 'batchId');
+  return { state, kind: kind ?? null, queue: queue ?? null, tag: tag ?? null, batchId: batchId ?? null };
 }
 
 export function assertId(id: unknown, field: string): void {

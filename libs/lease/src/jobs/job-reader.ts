@@ -32,13 +32,14 @@ export class JobReader {
       throw new InvalidJobError(`limit = ${limit} must be a whole number from 1 to 1000`, 'limit');
     }
     if (after !== undefined) assertId(after, 'after');
-    const { state, kind, queue, tag } = filterOf(filter);
+    const { state, kind, queue, tag, batchId } = filterOf(filter);
     const jobs = await this.database.query<JobStatus & Record<string, unknown>>(findSql(this.s, state), [
       after ?? null,
       kind,
       queue,
       tag,
       limit + 1,
+      batchId,
     ]);
     const page = jobs.slice(0, limit);
     return { jobs: page, next: jobs.length > limit ? (page.at(-1)?.id ?? null) : null };

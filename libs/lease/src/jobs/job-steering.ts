@@ -1,4 +1,5 @@
 import { Injectable } from '@nestjs/common';
+import { BatchFollowUps } from '../batches/batch-follow-ups';
 import { WakeUp } from '../claim/wake-up';
 import { IllegalTransitionError, InvalidJobError, JobContendedError, UnknownJobError } from '../errors';
 import { LeaseEvents } from '../events/lease-events';
@@ -50,7 +51,7 @@ export interface SteerSummary {
 
 interface SteerRow extends Record<string, unknown> {
   job: string;
-  answer: CommandEffect | 'illegal' | 'unknown' | 'contended' | 'key-held' | 'referenced';
+  answer: CommandEffect | 'illegal' | 'unknown' | 'contended' | 'key-held' | 'needs-failed' | 'member' | 'referenced';
   state: JobState;
   nowIn: JobState | null;
   token: string | null;
@@ -58,6 +59,7 @@ interface SteerRow extends Record<string, unknown> {
   holder: string | null;
   queue: string | null;
   kind: string | null;
+  batch: string;
 }
 
 const PART = 200;
@@ -79,6 +81,7 @@ export class JobSteering {
     private readonly database: Database,
     private readonly wakeUp: WakeUp,
     private readonly events: LeaseEvents,
+    private readonly followUps: BatchFollowUps,
   ) {}
 
   /** @throws UnknownJobError, IllegalTransitionError, JobContendedError */
@@ -98,6 +101,20 @@ export class JobSteering {
         throw new IllegalTransitionError(id, command, row.state, hint(command, row.state));
       case 'key-held':
         throw new IllegalTransitionError(id, command, row.state, `its key is held by job ${row.holder}`);
+      case 'needs-failed':
+        throw new IllegalTransitionError(
+          id,
+          command,
+          row.state,
+          `it needs job ${row.holder}, which has failed: retry that first`,
+        );
+      case 'member':
+        throw new IllegalTransitionError(
+          id,
+          command,
+          row.state,
+          `it is a member of batch ${row.batch}: delete that as a whole`,
+        );
       case 'referenced':
         throw new IllegalTransitionError(id, command, row.state, 'a foreign key of another table holds it');
       default:
@@ -133,20 +150,28 @@ export class JobSteering {
     assertKnown(command);
     const states = statesFor(command, filter);
     if (states.length === 0) return 0;
-    const { kind, queue, tag } = filterOf(filter);
+    const { kind, queue, tag, batchId } = filterOf(filter);
     const [row] = await this.database.query<{ count: number }>(countIdsSql(this.s, states), [
       '0',
       kind,
       queue,
       tag,
       MAX_MANY,
+      batchId,
     ]);
     return row?.count ?? 0;
   }
 
   private async ids(states: JobState[], filter: JobFilter, after: string, limit: number): Promise<string[]> {
-    const { kind, queue, tag } = filterOf(filter);
-    const rows = await this.database.query<{ id: string }>(idsSql(this.s, states), [after, kind, queue, tag, limit]);
+    const { kind, queue, tag, batchId } = filterOf(filter);
+    const rows = await this.database.query<{ id: string }>(idsSql(this.s, states), [
+      after,
+      kind,
+      queue,
+      tag,
+      limit,
+      batchId,
+    ]);
     return rows.map(({ id }) => id);
   }
 
@@ -164,7 +189,8 @@ export class JobSteering {
   private announce(command: JobCommand, rows: SteerRow[]): void {
     const lanes = new Map<string, [string, string]>();
     const stops: [job: string, token: string, request: 'cancel' | 'pause'][] = [];
-    for (const { job, answer, state, nowIn, token, queue, kind } of rows) {
+    for (const { job, answer, state, nowIn, token, queue, kind, batch } of rows) {
+      if (batch !== '0' && nowIn === 'cancelled' && isDone(answer)) this.followUps.ended(batch, job);
       if (nowIn === 'cancelled') this.wakeUp.ended(job);
       const request = REQUESTS[command];
       if (token !== null && request) stops.push([job, token, request]);
@@ -218,7 +244,9 @@ const statesFor = (command: JobCommand, filter: JobFilter): JobState[] => {
 };
 
 const isDone = (answer: SteerRow['answer']): boolean =>
-  !['illegal', 'unknown', 'contended', 'key-held', 'referenced', 'unchanged'].includes(answer);
+  !['illegal', 'unknown', 'contended', 'key-held', 'needs-failed', 'member', 'referenced', 'unchanged'].includes(
+    answer,
+  );
 
 const outcomeOf = ({ answer }: SteerRow): 'changed' | 'requested' | 'unchanged' | 'skipped' =>
   answer === 'requested' || answer === 'unchanged' ? answer : isDone(answer) ? 'changed' : 'skipped';

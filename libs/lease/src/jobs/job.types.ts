@@ -26,6 +26,8 @@ export interface Job<P = unknown, C = unknown> {
   readonly maxAttempts: number;
   readonly tags: readonly string[];
   readonly createdAt: Date;
+  /** The batch that it is a member of; null: of none. */
+  readonly batchId: string | null;
   /** What an earlier run saved last with `lease.checkpoint`; null: nothing (R23). */
   readonly checkpoint: C | null;
 }
@@ -96,12 +98,15 @@ export interface JobStatus<P = unknown, R = unknown> {
   /** Its unique key, and the key whose jobs share places. */
   key: string | null;
   concurrencyKey: string | null;
+  /** The batch that it is a member of, and its name in it. */
+  batchId: string | null;
+  member: string | null;
   /** Its next crash would spend its crash budget: it runs alone. */
   suspect: boolean;
   /** When a scheduled job becomes due; of a paused or blocked one, not before when it may run. */
   runAt: Date | null;
-  /** What a blocked job waits for: the running job of its key, or a place of its concurrency key. */
-  blockedOn: 'key' | 'limit' | null;
+  /** What a blocked job waits for: the running job of its key, a place of its concurrency key, or members of its batch that it depends on. */
+  blockedOn: 'key' | 'limit' | 'jobs' | null;
   /** The lease, while running; of the last run once finished. */
   token: string | null;
   workerId: string | null;

@@ -9,7 +9,7 @@ export const enqueueKeyedSql = (s: string): string => `SELECT ${s}.enqueue_keyed
 export const statusColumns = `
   j.id::text, j.kind, j.queue, j.priority, j.payload, coalesce(j.tags, '{}') AS tags, j.created_at AS "createdAt", j.state, j.attempt,
   j.max_attempts AS "maxAttempts", j.crashes, j.max_crashes AS "maxCrashes", j.releases, j.max_releases AS "maxReleases", j.snoozes,
-  j.max_snoozes AS "maxSnoozes", j.key, j.concurrency_key AS "concurrencyKey", j.suspect, j.run_at AS "runAt", j.blocked_on AS "blockedOn",
+  j.max_snoozes AS "maxSnoozes", j.key, j.concurrency_key AS "concurrencyKey", j.batch_id::text AS "batchId", j.member, j.suspect, j.run_at AS "runAt", j.blocked_on AS "blockedOn",
   j.token::text, j.worker_id AS "workerId", j.claimed_at AS "claimedAt", j.deadline_at AS "deadlineAt",
   j.lease_expires_at AS "leaseExpiresAt", j.cancel_requested AS "cancelRequested", j.pause_requested AS "pauseRequested",
   j.started_at AS "startedAt", j.finished_at AS "finishedAt", j.outcome, j.reason, j.error, j.result`;
@@ -42,6 +42,7 @@ export const findSql = (s: string, state: JobState | undefined): string => `
   SELECT ${statusColumns} FROM ${s}.job_status j
   WHERE ($1::bigint IS NULL OR j.id < $1) AND ($2::text IS NULL OR j.kind = $2) AND ($3::text IS NULL OR j.queue = $3)
     AND ($4::text IS NULL OR $4 = ANY (j.tags))
+    AND ($6::bigint IS NULL OR (j.batch_id = $6 AND j.batch_id IS NOT NULL))
     ${state === undefined ? '' : `AND j.state = '${state}' AND j.id IN (SELECT job_id FROM ${s}.${STATE_SOURCE[state]})`}
   ORDER BY j.id DESC LIMIT $5`;
 

@@ -3,7 +3,7 @@ import { STATE_SOURCE } from './jobs.sql';
 
 /** One command for some jobs; see `steer_v1`. Locks their state rows in the order of their ids, then their keys. */
 export const steerSql = (s: string): string => `
-  SELECT job::text, answer, state, now_in AS "nowIn", token::text, worker, holder::text, queue, kind
+  SELECT job::text, answer, state, now_in AS "nowIn", token::text, worker, holder::text, queue, kind, batch::text
   FROM ${s}.steer_v1($1, $2::bigint[], $3, $4)`;
 
 /**
@@ -16,6 +16,7 @@ export const idsSql = (s: string, states: readonly JobState[]): string => `
       const source = STATE_SOURCE[state];
       return `(SELECT job_id FROM ${s}.${source} ${source.includes('WHERE') ? 'AND' : 'WHERE'} job_id > $1::bigint
       AND ($2::text IS NULL OR kind = $2) AND ($3::text IS NULL OR queue = $3)
+      AND ($6::bigint IS NULL OR (batch_id = $6 AND batch_id > 0))
       AND ($4::text IS NULL OR EXISTS (SELECT FROM ${s}.jobs j WHERE j.id = job_id AND $4 = ANY (j.tags))) ORDER BY job_id LIMIT $5)`;
     })
     .join(' UNION ALL ')}) x

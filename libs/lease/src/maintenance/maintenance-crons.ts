@@ -6,6 +6,7 @@ import { LeaderCron } from '../leader/leader-cron.decorator';
 import { LeaderService } from '../leader/leader.service';
 import { errorText } from '../storage/sql-errors';
 import { MaintenanceService } from './maintenance.service';
+import { BatchSweep } from '../batches/batch-sweep';
 import { RetentionService } from './retention.service';
 
 /** Of each minute; the rest of a long pass waits for the next. */
@@ -20,6 +21,7 @@ export class MaintenanceCrons {
     private readonly maintenance: MaintenanceService,
     private readonly retention: RetentionService,
     private readonly leader: LeaderService,
+    private readonly batches: BatchSweep,
   ) {}
 
   @LeaderCron(CronExpression.EVERY_HOUR)
@@ -56,6 +58,11 @@ export class MaintenanceCrons {
   @LeaderCron(CronExpression.EVERY_10_SECONDS)
   promoteWaiting(): Promise<void> {
     return this.attempt('Promoting jobs that wait for a place', () => this.maintenance.promoteWaiting());
+  }
+
+  @LeaderCron(CronExpression.EVERY_10_SECONDS)
+  sweepBatches(): Promise<void> {
+    return this.attempt('Sweeping batches', () => this.batches.sweep());
   }
 
   private async attempt(what: string, step: () => Promise<unknown>): Promise<void> {

@@ -4,7 +4,7 @@ import { ResolvedOptions } from '../options/lease-options';
 import { Database } from '../storage/database';
 import { monotonicMs } from '../storage/delays';
 import { isLimit } from '../storage/sql-errors';
-import { dropEmptyDaySql, pruneSql } from './retention.sql';
+import { dropEmptyDaySql, pruneBatchesSql, pruneSql } from './retention.sql';
 
 /** What a pass of retention did. */
 export interface PruneSummary {
@@ -59,6 +59,7 @@ export class RetentionService {
   async prune(): Promise<PruneSummary> {
     const pass = newPass();
     while (!(await this.batch(pass)));
+    await this.pruneBatches(pass);
     return { deleted: pass.deleted, held: pass.held };
   }
 
@@ -73,6 +74,7 @@ export class RetentionService {
     if (monotonicMs() < this.restUntil) return 0;
     while (goesOn() && monotonicMs() < until) {
       if (!(await this.batch(this.pass))) continue;
+      await this.pruneBatches(this.pass, goesOn);
       const { deleted, tookMs } = this.pass;
       this.pass = newPass();
       this.restUntil = monotonicMs() + Math.min(tookMs * REST, LONGEST_REST_MS);
@@ -88,6 +90,24 @@ export class RetentionService {
       if (!row?.name) return names;
       names.push(row.name);
     }
+  }
+
+  /** Batches that ended long enough ago, each as a whole, by the module's times. */
+  private async pruneBatches(pass: Pass, goesOn: () => boolean = () => true): Promise<void> {
+    const { completedMs, failedMs, cancelledMs } = this.options.retention;
+    const began = monotonicMs();
+    for (let at: [string, string] | undefined = ['-infinity', '0']; at && goesOn();) {
+      const [row]: BatchRow[] = await this.database.query<BatchRow>(pruneBatchesSql(this.database.schema.quoted), [
+        completedMs,
+        failedMs,
+        cancelledMs,
+        ...at,
+      ]);
+      pass.deleted += row?.deleted ?? 0;
+      pass.held += row?.held ?? 0;
+      at = row?.from && row.after !== null ? [row.from, row.after] : undefined;
+    }
+    pass.tookMs += monotonicMs() - began;
   }
 
   /** @returns whether it was the last one of the pass */

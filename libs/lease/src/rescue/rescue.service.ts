@@ -1,4 +1,5 @@
 import { Injectable, Logger } from '@nestjs/common';
+import { BatchFollowUps } from '../batches/batch-follow-ups';
 import { LeaseEvents, type RescueCause, jobRef } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { HeartbeatService } from '../heartbeat/heartbeat.service';
@@ -64,6 +65,7 @@ export class RescueService {
     private readonly heartbeat: HeartbeatService,
     private readonly workers: WorkersService,
     private readonly events: LeaseEvents,
+    private readonly followUps: BatchFollowUps,
   ) {
     this.vanished = new VanishedWorkers(options.rescue.sessionGraceMs, options.lease.ttlMs);
   }
@@ -196,6 +198,7 @@ export class RescueService {
       ),
     ]);
     for (const row of rows) {
+      if (row.batch_id !== '0' && FINISHED.includes(row.place)) this.followUps.ended(row.batch_id, row.job_id);
       this.events.emit({
         type: 'job.rescued',
         cause,
@@ -261,6 +264,8 @@ export class RescueService {
     return this.database.schema.quoted;
   }
 }
+
+const FINISHED = ['completed', 'failed', 'cancelled'];
 
 const causeOf = (diedOf: string | null): RescueCause =>
   diedOf === 'session' || diedOf === 'exclusive' ? diedOf : 'lease';

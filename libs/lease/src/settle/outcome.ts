@@ -44,4 +44,6 @@ export interface MoveRow {
   queue: string;
   worker_id: string;
   reason: string | null;
+  /** '0': of none. */
+  batch_id: string;
 }

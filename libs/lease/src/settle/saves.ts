@@ -87,6 +87,9 @@ export class Saves {
   /** Writes the notes of a job whose run ends, since they could not be written after it. Never throws: they are only notes. */
   async flush(lease: HeldLease): Promise<void> {
     const { key } = lease.job;
+    // What was tried while the handler had it locked itself does not count.
+    const kept = this.unsaved.get(key);
+    if (kept) kept.locked = kept.notBefore = 0;
     while (lease.saving && !lease.lost && (this.onWire.has(key) || this.unsaved.has(key))) {
       const locked = this.unsaved.get(key)?.locked ?? 0;
       if (locked >= LOCKED_TRIES) return this.dropNotes(lease);

@@ -1,5 +1,6 @@
 import type { Type } from '@nestjs/common';
 import { ModuleRef, type ModulesContainer } from '@nestjs/core';
+import { BatchFollowUps } from '../batches/batch-follow-ups';
 import { WakeUp } from '../claim/wake-up';
 import { LeaseSetupError } from '../errors';
 import { LeaseEvents } from '../events/lease-events';
@@ -27,6 +28,7 @@ export interface LeaseParts {
   saves: Saves;
   heartbeat: HeartbeatService;
   wakeUp: WakeUp;
+  followUps: BatchFollowUps;
   moduleRef: ModuleRef;
 }
 
@@ -50,6 +52,7 @@ export function leaseParts(modules: ModulesContainer, name: string): LeaseParts 
         saves: get(Saves),
         heartbeat: get(HeartbeatService),
         wakeUp: get(WakeUp),
+        followUps: get(BatchFollowUps),
         moduleRef: get(ModuleRef),
       };
     }

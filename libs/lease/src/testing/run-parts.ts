@@ -33,7 +33,7 @@ export class RunExchange extends Exchange {
       }
     };
     const watched = Object.create(database, { query: { value: query } }) as TestingDatabase;
-    const exchange = new RunExchange(watched, held, parts.options, parts.wakeUp, parts.events);
+    const exchange = new RunExchange(watched, held, parts.options, parts.wakeUp, parts.events, parts.followUps);
     return exchange;
   }
 

@@ -162,6 +162,7 @@ export class TestWorker {
   private async run(lease: HeldLease, exchange: RunExchange): Promise<RunReport> {
     await runnerFor(this.parts, exchange, this.tools).run(lease, () => undefined);
     await exchange.idle();
+    await this.parts.followUps.idle();
     await this.parts.failuresTold();
     if (exchange.failure !== undefined) throw exchange.failure as Error;
     const { reported } = exchange;

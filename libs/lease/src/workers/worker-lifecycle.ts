@@ -1,4 +1,5 @@
 import { Injectable, Logger } from '@nestjs/common';
+import { BatchFollowUps } from '../batches/batch-follow-ups';
 import { Dispatcher } from '../claim/dispatcher';
 import { Exchange } from '../claim/exchange';
 import { HeldLeases } from '../claim/held-leases';
@@ -31,6 +32,7 @@ export class WorkerParts {
     readonly rescueLoop: RescueLoop,
     readonly rescue: RescueService,
     readonly registry: HandlerRegistry,
+    readonly followUps: BatchFollowUps,
   ) {}
 }
 
@@ -176,6 +178,7 @@ export class WorkerLifecycle {
 
   private async signOff(id: string | undefined): Promise<void> {
     this.exchange.stop();
+    await this.endFollowUps();
     if (id !== undefined && (await this.quietly('sign off', () => this.workers.stopped(id))) === false) {
       this.logger.warn(`Worker ${id} still holds leases, or was declared dead; its leases are rescued`);
     }
@@ -192,8 +195,16 @@ export class WorkerLifecycle {
   async close(): Promise<void> {
     await this.drain();
     this.closing = true;
+    if (this.state === 'drained') await this.endFollowUps();
     this.events.close();
     if (this.state === 'drained') await this.database.close();
+  }
+
+  /** What ended last is followed up, unless the database is away: the leader's sweep will find it. */
+  private async endFollowUps(): Promise<void> {
+    const { followUps } = this.parts;
+    await within(this.options.connection.queryTimeoutMs, followUps.idle());
+    if (this.closing) followUps.stop();
   }
 
   private async enlist(): Promise<void> {

@@ -34,6 +34,8 @@ export const core = (s: string): MigrationClass =>
         'queues',
         'checkpoints',
         'job_keys',
+        'batches',
+        'job_dependencies',
         'incarnation',
       ]) {
         await runner.query(`DROP TABLE ${s}.${name}`);

@@ -15,6 +15,18 @@ import {
   unblockSql,
 } from './functions/keys.sql';
 import { admitSql, ageSql, capsSql, promotePlacesSql, promoteWaitingSql, spendSql } from './functions/limits.sql';
+import {
+  addEdgesSql,
+  afterMembersSql,
+  announceSql,
+  deleteBatchSql,
+  endBatchSql,
+  followEdgesSql,
+  pruneBatchesSql,
+  reopenBatchSql,
+  sweepBatchesSql,
+} from './functions/batches.sql';
+import { Schema } from '../schema';
 import { dropEmptyDaySql, finishedDaysSql, pruneSql, pruneTheseSql } from './functions/prune.sql';
 import { publicEnqueueSql } from './functions/public.sql';
 import { extendSql, heldSql, saveSql } from './functions/save.sql';
@@ -74,6 +86,15 @@ export const functionsSql = (s: string): string[] => [
   retakeKeySql(s),
   steerSql(s),
   publicEnqueueSql(s),
+  announceSql(s, Schema.ofQuoted(s).channel),
+  endBatchSql(s),
+  followEdgesSql(s),
+  afterMembersSql(s),
+  addEdgesSql(s),
+  reopenBatchSql(s),
+  sweepBatchesSql(s),
+  deleteBatchSql(s),
+  pruneBatchesSql(s),
   finishedDaysSql(s),
   pruneTheseSql(s),
   pruneSql(s),
@@ -84,6 +105,8 @@ export const functionsSql = (s: string): string[] => [
   ),
   // An OR of two indexes; without it every settle of a keyed job reads all keys (122 ms at 300 000).
   `ALTER FUNCTION ${s}.release_keys_v1(bigint[]) SET enable_bitmapscan = on`,
+  `ALTER FUNCTION ${s}.after_members_v1(bigint[], bigint[]) SET lock_timeout = '100ms'`,
+  `ALTER FUNCTION ${s}.delete_batch_v1(bigint) SET lock_timeout = '200ms'`,
   `ALTER FUNCTION ${s}.steer_v1(text, bigint[], text, int) SET lock_timeout = '250ms'`,
   // Completions take their leases without skipping: one that a user's transaction keeps locked must not hold up the others for long.
   `ALTER FUNCTION ${s}.${STEP} SET lock_timeout = 1000`,
@@ -101,6 +124,11 @@ export const functionsSql = (s: string): string[] => [
     'held_v1(bigint, bigint, text, boolean, boolean)',
     'steer_v1(text, bigint[], text, int)',
     'prune_v1(bigint, bigint, bigint, timestamptz, bigint, int)',
+    'after_members_v1(bigint[], bigint[])',
+    'add_edges_v1(bigint, bigint[], bigint[], boolean[], boolean)',
+    'sweep_batches_v1(bigint, bigint, int, int)',
+    'delete_batch_v1(bigint)',
+    'prune_batches_v1(bigint, bigint, bigint, timestamptz, bigint)',
   ].map((signature) => pin(s, signature)),
   pin(s, 'poll_v1(text[], text[], int, boolean)'),
   pin(s, 'tally_v1(text, bigint, bigint)'),

@@ -5,7 +5,7 @@
 export const viewsSql = (s: string): string[] => [
   `CREATE VIEW ${s}.job_status AS
    SELECT j.id, j.queue, j.kind, coalesce(l.priority, r.priority, w.priority, f.priority) AS priority, j.payload, j.tags, j.created_at,
-          j.deadline_ms, j.max_attempts, j.max_crashes, j.max_releases, j.max_snoozes, j.key, j.concurrency_key,
+          j.deadline_ms, j.max_attempts, j.max_crashes, j.max_releases, j.max_snoozes, j.key, j.concurrency_key, j.batch_id, j.member,
           CASE WHEN l.job_id IS NOT NULL THEN 'running'
                WHEN r.job_id IS NOT NULL THEN 'ready'
                WHEN w.job_id IS NOT NULL THEN w.reason

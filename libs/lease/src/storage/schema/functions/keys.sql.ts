@@ -65,9 +65,9 @@ BEGIN
   IF FOUND THEN RETURN true; END IF;
   WITH d AS (DELETE FROM ${s}.waiting w WHERE w.job_id = p_job RETURNING w.*)
   INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind,
-    concurrency_key)
+    concurrency_key, batch_id)
   SELECT d.job_id, nextval('${inLiteral(s)}.positions') - 4611686018427387904, d.attempt, d.crashes, d.releases, d.snoozes, d.payload_bytes,
-    d.priority, d.suspect, d.keyed, d.saved, d.queue, d.kind, d.concurrency_key FROM d;
+    d.priority, d.suspect, d.keyed, d.saved, d.queue, d.kind, d.concurrency_key, d.batch_id FROM d;
   PERFORM pg_notify('${Schema.ofQuoted(s).channel}', v_lane);
   RETURN true;
 END $fn$`;

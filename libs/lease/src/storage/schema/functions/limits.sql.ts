@@ -3,6 +3,13 @@ import { few, inLiteral } from '../quote';
 /** The advisory lock under which places of a concurrency key, a kind or a queue are counted and taken. Held to the end of the transaction. */
 const lockOf = (s: string, what: string): string => `hashtextextended('leasehold:${inLiteral(s)}:' || ${what}, 0)`;
 
+/** Whether somebody could claim it at present. A place that is given to any other would lie idle. */
+const claimable = (
+  s: string,
+  row: string,
+): string => `NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = ${row}.queue AND q.paused)
+         AND EXISTS (SELECT FROM ${s}.workers x WHERE x.state = 'live' AND ${row}.kind = ANY (x.kinds))`;
+
 /** Rows of a full concurrency key that leave the lane with those that a claim met. */
 const PARK_AHEAD = 1000;
 
@@ -58,13 +65,13 @@ BEGIN
     v_park := v_park || ARRAY(
       SELECT n.job_id FROM unnest(v_full, v_fulls) AS f(key, taken) CROSS JOIN LATERAL (
         SELECT r.job_id FROM ${s}.ready r JOIN ${s}.jobs j ON j.id = r.job_id
-        WHERE r.concurrency_key = f.key AND r.concurrency_key <> '' AND r.ctid <> ALL (p_rows) AND j.concurrency_max <= f.taken
-        LIMIT ${PARK_AHEAD} FOR UPDATE OF r SKIP LOCKED) n);
+        WHERE r.concurrency_key = f.key AND r.concurrency_key <> '' AND r.ctid <> ALL (p_rows) AND j.concurrency_max <= f.taken AND ${claimable(s, 'r')}
+        LIMIT ${PARK_AHEAD} FOR UPDATE OF r SKIP LOCKED) n LIMIT ${PARK_AHEAD});
     WITH d AS (DELETE FROM ${s}.ready r WHERE r.job_id = ANY (v_park) RETURNING r.*)
     INSERT INTO ${s}.waiting (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, reason, blocked_on,
-      queue, kind, concurrency_key)
+      queue, kind, concurrency_key, batch_id)
     SELECT d.job_id, d.attempt, d.crashes, d.releases, d.snoozes, d.payload_bytes, d.priority, d.suspect, d.keyed, d.saved, 'blocked',
-      'limit', d.queue, d.kind, d.concurrency_key FROM d;
+      'limit', d.queue, d.kind, d.concurrency_key, d.batch_id FROM d;
   END IF;
 END $fn$`;
 
@@ -91,15 +98,15 @@ BEGIN
     END;
     SELECT array_agg(x.job_id), max(x.most) INTO v_jobs, v_most FROM (
       SELECT w.job_id, j.concurrency_max AS most FROM ${s}.waiting w JOIN ${s}.jobs j ON j.id = w.job_id
-      WHERE w.blocked_on = 'limit' AND w.concurrency_key = v_key ORDER BY w.priority, w.job_id LIMIT 100 FOR UPDATE OF w SKIP LOCKED) x;
+      WHERE w.blocked_on = 'limit' AND w.concurrency_key = v_key AND ${claimable(s, 'w')}
+      ORDER BY w.priority, w.job_id LIMIT 100 FOR UPDATE OF w SKIP LOCKED) x;
     CONTINUE WHEN v_jobs IS NULL;
     v_taken := (SELECT count(*) FROM (
         SELECT FROM ${s}.leases l WHERE l.concurrency_key = v_key AND l.concurrency_key <> '' LIMIT v_most) x)
       -- Ready ones will take a place; but not those that nobody can claim.
       + (SELECT count(*) FROM (
         SELECT r.queue, r.kind FROM ${s}.ready r WHERE r.concurrency_key = v_key AND r.concurrency_key <> '' LIMIT v_most + ${PARK_AHEAD}) r
-         WHERE NOT EXISTS (SELECT FROM ${s}.queues q WHERE q.name = r.queue AND q.paused)
-         AND EXISTS (SELECT FROM ${s}.workers w WHERE w.state = 'live' AND r.kind = ANY (w.kinds)));
+         WHERE ${claimable(s, 'r')});
     FOR v_job IN
       SELECT w.job_id, j.concurrency_max AS most FROM ${s}.waiting w JOIN ${s}.jobs j ON j.id = w.job_id
       WHERE w.job_id = ANY (v_jobs) ORDER BY w.priority, w.job_id
@@ -221,9 +228,10 @@ BEGIN
       WHERE h.since <= clock_timestamp() - v.ageing_ms * interval '1 ms' AND r.priority = v.priority AND ${few('h.job_id')}
       FOR UPDATE OF r SKIP LOCKED
     ), d AS (DELETE FROM ${s}.ready r WHERE r.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING r.*)
-    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key)
+    INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key,
+      batch_id)
     SELECT d.job_id, d.attempt, d.crashes, d.releases, d.snoozes, d.payload_bytes, d.priority - 1, d.suspect, d.keyed, d.saved, d.queue, d.kind,
-      d.concurrency_key FROM d ORDER BY d.position;
+      d.concurrency_key, d.batch_id FROM d ORDER BY d.position;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     v_all := v_all + v_moved;
   END LOOP;

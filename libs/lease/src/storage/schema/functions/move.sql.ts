@@ -33,7 +33,7 @@ import { TOO_LATE } from './step.sql';
 export const moveSql = (s: string): string => `
 CREATE FUNCTION ${s}.move_v1(p_moves json, p_skip boolean, p_open boolean DEFAULT false)
 RETURNS TABLE (job_id bigint, token bigint, place text, outcome text, attempt int, crashes int, kind text, queue text, worker_id text,
-  reason text)
+  reason text, batch_id bigint)
 LANGUAGE plpgsql AS $fn$
 #variable_conflict use_column
 DECLARE
@@ -119,13 +119,13 @@ BEGIN
     CROSS JOIN LATERAL (SELECT greatest(coalesce((b.backoff->>'maxMs')::float8, 86400000), base.ms) AS ms) max
   ), f AS (
     INSERT INTO ${s}.finished (job_id, token, started_at, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome,
-      worker_id, queue, kind, reason, error, result)
+      worker_id, queue, kind, reason, error, result, batch_id)
     SELECT k.job_id, CASE WHEN k.event <> 'giveback' THEN k.token END, CASE WHEN k.event <> 'giveback' THEN k.claimed_at END, v_now,
       CASE WHEN k.event = 'giveback' THEN k.new_attempt ELSE k.attempt END, CASE WHEN k.event = 'complete' THEN k.crashes ELSE k.new_crashes END, k.new_releases, k.new_snoozes, k.priority,
       k.new_place, CASE WHEN k.event = 'giveback' THEN 'cancelled' ELSE k.new_outcome END,
       CASE WHEN k.event <> 'giveback' THEN k.worker_id END, k.queue, k.kind,
       k.new_reason,
-      k.error, k.result
+      k.error, k.result, k.batch_id
     FROM k WHERE k.new_place IN ('completed', 'failed', 'cancelled')
   ), h AS (
     INSERT INTO ${s}.runs (job_id, token, started_at, ended_at, attempt, outcome, worker_id, error)
@@ -134,20 +134,20 @@ BEGIN
     FROM k WHERE k.new_place NOT IN ('completed', 'failed', 'cancelled') AND k.event <> 'giveback'
   ), w AS (
     INSERT INTO ${s}.waiting (job_id, run_at, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, reason, queue,
-      kind, concurrency_key)
+      kind, concurrency_key, batch_id)
     SELECT k.job_id, CASE WHEN k.new_place = 'scheduled' OR k.event IN ('fail', 'deadline', 'snooze') THEN k.run_at END, k.new_attempt, k.new_crashes,
       k.new_releases, k.new_snoozes, k.payload_bytes, k.priority, k.new_suspect, k.keyed, k.saved, k.new_place, k.queue, k.kind,
-      k.concurrency_key
+      k.concurrency_key, k.batch_id
     FROM k WHERE k.new_place IN ('scheduled', 'paused')
   ), r AS (
     -- Given back: to the head of its lane, first in, first out.
     INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind,
-      concurrency_key)
+      concurrency_key, batch_id)
     SELECT k.job_id, nextval('${inLiteral(s)}.positions') - 4611686018427387904, k.new_attempt, k.new_crashes, k.new_releases,
-      k.new_snoozes, k.payload_bytes, k.priority, k.new_suspect, k.keyed, k.saved, k.queue, k.kind, k.concurrency_key
+      k.new_snoozes, k.payload_bytes, k.priority, k.new_suspect, k.keyed, k.saved, k.queue, k.kind, k.concurrency_key, k.batch_id
     FROM k WHERE k.new_place = 'ready' ORDER BY k.token
   )
-  SELECT k.job_id, k.token, k.new_place, k.new_outcome, k.attempt, k.new_crashes, k.kind, k.queue, k.worker_id, k.new_reason FROM k;
+  SELECT k.job_id, k.token, k.new_place, k.new_outcome, k.attempt, k.new_crashes, k.kind, k.queue, k.worker_id, k.new_reason, k.batch_id FROM k;
 
   IF v_keyed IS NOT NULL THEN
     v_keyed := (SELECT array_agg(x) FROM unnest(v_keyed) AS x WHERE ${s}.state_v1(x) IN ('completed', 'failed', 'cancelled'));

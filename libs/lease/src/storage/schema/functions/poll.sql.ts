@@ -21,9 +21,9 @@ BEGIN
     DELETE FROM ${s}.waiting w WHERE w.ctid = ANY (ARRAY (SELECT row_id FROM c)) RETURNING w.*
   ), r AS (
     INSERT INTO ${s}.ready (job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue,
-      kind, concurrency_key)
-    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key
-    FROM d ORDER BY run_at, job_id
+      kind, concurrency_key, batch_id)
+    SELECT job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key,
+      batch_id FROM d ORDER BY run_at, job_id
   )
   SELECT count(*) INTO promoted FROM d;
   -- What waits for a place of its concurrency key is promoted when one is given back; this is for whatever was missed then.

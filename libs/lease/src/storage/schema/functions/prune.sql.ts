@@ -17,7 +17,7 @@ $fn$`;
 
 /**
  * One batch of retention: looks at no more than about p_limit finished jobs, and for a third of a second, and deletes those that are past their time,
- * with their runs and checkpoints. The time counts from finished_at. A queue's own keep_*_ms wins over the parameters (null there: the
+ * with their runs and checkpoints; not members of batches, which go as a whole (`prune_batches_v1`). The time counts from finished_at. A queue's own keep_*_ms wins over the parameters (null there: the
  * parameter; -1: for ever), of which null is for ever.
  *
  * Goes through the days from the oldest, and through each in the order of job_id, from the place that the batch before returned (at first
@@ -72,7 +72,7 @@ BEGIN
 
       EXECUTE format('SELECT array_agg(x.job_id) FROM (
         SELECT f.job_id FROM ${inFormat(s)}.finished f LEFT JOIN ${inFormat(s)}.queues q ON q.name = f.queue
-        WHERE ${inDay} AND f.job_id > $1 AND f.job_id <= $2 AND date_part(''epoch'', $3 - f.finished_at) * 1000 >= nullif(CASE f.state
+        WHERE ${inDay} AND f.job_id > $1 AND f.job_id <= $2 AND f.batch_id = 0 AND date_part(''epoch'', $3 - f.finished_at) * 1000 >= nullif(CASE f.state
           WHEN ''completed'' THEN coalesce(q.keep_completed_ms, $4) WHEN ''failed'' THEN coalesce(q.keep_failed_ms, $5)
           ELSE coalesce(q.keep_cancelled_ms, $6) END, -1)
         ORDER BY f.job_id FOR UPDATE OF f SKIP LOCKED) x', v_day.from_at, v_day.to_at)

@@ -57,7 +57,8 @@ const namedSql = (
 
 /**
  * Moves the deadline of a lease to `p_ms` from now, if that is later, and at most `p_max_ms` after it was claimed. `left_ms`: until then; null: the
- * lease is not held any more, or its deadline has passed; -1: it has none, and stays without. Locks the lease.
+ * lease is not held any more, or its deadline has passed; -1: it has none, and stays without. Locks the lease; one that somebody else has locked is
+ * an error (55P03) instead of a wait.
  */
 export const extendSql = (s: string): string => `
 CREATE FUNCTION ${s}.extend_v1(p_job bigint, p_token bigint, p_worker text, p_ms bigint, p_max_ms bigint,
@@ -66,6 +67,7 @@ LANGUAGE plpgsql AS $fn$
 DECLARE
   v_now timestamptz := clock_timestamp();
 BEGIN
+  PERFORM FROM ${s}.leases l WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker FOR NO KEY UPDATE NOWAIT;
   UPDATE ${s}.leases l SET deadline_at = CASE WHEN l.deadline_at IS NOT NULL THEN
       greatest(l.deadline_at, least(v_now + p_ms * interval '1 ms', l.claimed_at + p_max_ms * interval '1 ms')) END
   WHERE l.job_id = p_job AND l.token = p_token AND l.worker_id = p_worker AND coalesce(l.deadline_at > v_now, true)

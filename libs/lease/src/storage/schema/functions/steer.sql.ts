@@ -9,23 +9,23 @@ const effects = Object.entries(COMMANDS)
   .join(' ');
 
 const MOVED =
-  'job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key';
+  'job_id, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key, batch_id';
 
 /**
  * Does one command to each of some jobs, in the order of their ids, by the table in transitions.ts. Answers one row a job: `answer` is the
  * effect, or `illegal` (with the state that it is in; nothing is changed), `unknown`, `key-held` (its key is `holder`'s by now),
- * `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for, or somebody keeps it
+ * `needs-failed` (a member that it needs, `holder`, has failed), `member` (it goes only with its whole batch), `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for, or somebody keeps it
  * locked for longer than lock_timeout.
  * `state`: before, `now_in`: after.
  *
  * A job that moves between the look and the lock is looked for again, in a statement of its own: zero rows of one look are no answer.
- * Locks the state row of each job, waiting for whoever has it (a claim and a poll hold theirs for a moment), then its key, and to delete it its
+ * Locks the state row of each job, waiting for whoever has it (a claim and a poll hold theirs for a moment), then its key, then (retry) its batch, and to delete it its
  * row of jobs; a stop request locks the lease and leaves it where it is. It waits for a moment only (lock_timeout), and for a row of jobs not
  * at all.
  */
 export const steerSql = (s: string): string => `
 CREATE FUNCTION ${s}.steer_v1(p_command text, p_jobs bigint[], p_reason text, p_priority int)
-RETURNS TABLE (job bigint, answer text, state text, now_in text, token bigint, worker text, holder bigint, queue text, kind text)
+RETURNS TABLE (job bigint, answer text, state text, now_in text, token bigint, worker text, holder bigint, queue text, kind text, batch bigint)
 LANGUAGE plpgsql AS $fn$
 DECLARE
   v_effect text;
@@ -39,14 +39,15 @@ BEGIN
   SET CONSTRAINTS ALL IMMEDIATE;
   FOR job IN SELECT DISTINCT x.id FROM unnest(p_jobs) AS x(id) ORDER BY x.id LOOP
     v_waits := 0;
-    answer := 'contended'; token := NULL; worker := NULL; holder := NULL; now_in := NULL; queue := NULL; kind := NULL;
+    answer := 'contended'; token := NULL; worker := NULL; holder := NULL; now_in := NULL; queue := NULL; kind := NULL; batch := 0;
     FOR v_try IN 1..5 LOOP
       state := ${s}.state_v1(job);
       IF state IS NULL THEN answer := 'unknown'; EXIT; END IF;
-      SELECT j.queue, j.kind INTO queue, kind FROM ${s}.jobs j WHERE j.id = job;
+      SELECT j.queue, j.kind, coalesce(j.batch_id, 0) INTO queue, kind, batch FROM ${s}.jobs j WHERE j.id = job;
       v_effect := CASE p_command || ' ' || state ${effects} ELSE 'illegal' END;
       now_in := state;
       IF v_effect IN ('illegal', 'unchanged') THEN answer := v_effect; EXIT; END IF;
+      IF v_effect = 'deleted' AND batch > 0 THEN answer := 'member'; EXIT; END IF;
       v_now := clock_timestamp();
       w := NULL;
 
@@ -94,11 +95,21 @@ BEGIN
               VALUES (job, f.token, coalesce(f.started_at, f.finished_at), f.finished_at, f.attempt, f.outcome, coalesce(f.worker_id, ''),
                 coalesce(f.error, CASE WHEN f.reason IS NOT NULL THEN json_build_object('message', f.reason) END));
             END IF;
-            INSERT INTO ${s}.ready (job_id, payload_bytes, priority, suspect, keyed, saved, queue, kind, concurrency_key)
-            SELECT j.id, j.payload_bytes, f.priority, j.max_crashes <= 1, j.key IS NOT NULL,
-              EXISTS (SELECT FROM ${s}.checkpoints c WHERE c.job_id = j.id), f.queue, f.kind, coalesce(j.concurrency_key, '')
-            FROM ${s}.jobs j WHERE j.id = job;
-            now_in := 'ready';
+            IF batch > 0 THEN
+              PERFORM ${s}.reopen_batch_v1(batch);
+              SELECT d.needs INTO holder FROM ${s}.job_dependencies d JOIN ${s}.finished x ON x.job_id = d.needs AND x.batch_id = batch
+              WHERE d.job_id = job AND NOT d.met AND NOT d.on_finished AND x.state <> 'completed' LIMIT 1;
+              IF FOUND THEN RAISE EXCEPTION 'needs' USING ERRCODE = 'LH002'; END IF;
+            END IF;
+            now_in := CASE WHEN EXISTS (SELECT FROM ${s}.job_dependencies d WHERE d.job_id = job AND NOT d.met) THEN 'blocked' ELSE 'ready' END;
+            SELECT j.id, 0, 0, 0, 0, j.payload_bytes, f.priority, j.max_crashes <= 1, j.key IS NOT NULL,
+              EXISTS (SELECT FROM ${s}.checkpoints c WHERE c.job_id = j.id), f.queue, f.kind, coalesce(j.concurrency_key, ''), batch
+            INTO ${MOVED.replace(/(\w+)/g, 'w.$1')} FROM ${s}.jobs j WHERE j.id = job;
+            IF now_in = 'ready' THEN
+              INSERT INTO ${s}.ready (${MOVED}) VALUES (${MOVED.replace(/(\w+)/g, 'w.$1')});
+            ELSE
+              INSERT INTO ${s}.waiting (${MOVED}, reason, blocked_on) VALUES (${MOVED.replace(/(\w+)/g, 'w.$1')}, 'blocked', 'jobs');
+            END IF;
           END IF;
 
         ELSE
@@ -119,9 +130,10 @@ BEGIN
               PERFORM ${s}.forget_v1(ARRAY[job]);
               now_in := NULL;
             ELSIF v_effect = 'cancelled' THEN
-              INSERT INTO ${s}.finished (job_id, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome, queue, kind, reason)
+              INSERT INTO ${s}.finished (job_id, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome, queue, kind, reason,
+                batch_id)
               VALUES (job, v_now, w.attempt, w.crashes, w.releases, w.snoozes, w.priority, 'cancelled', 'cancelled', w.queue, w.kind,
-                coalesce(p_reason, 'cancelled'));
+                coalesce(p_reason, 'cancelled'), w.batch_id);
               IF w.keyed THEN PERFORM ${s}.release_keys_v1(ARRAY[job]); END IF;
               now_in := 'cancelled';
             ELSIF v_effect = 'paused' THEN
@@ -131,6 +143,10 @@ BEGIN
             ELSIF v_effect = 'resumed' AND EXISTS (SELECT FROM ${s}.job_keys k WHERE k.next_id = job) THEN
               INSERT INTO ${s}.waiting (${MOVED}, reason, blocked_on, run_at)
               VALUES (${MOVED.replace(/(\w+)/g, 'w.$1')}, 'blocked', 'key', w.run_at);
+              now_in := 'blocked';
+            ELSIF v_effect = 'resumed' AND EXISTS (SELECT FROM ${s}.job_dependencies d WHERE d.job_id = job AND NOT d.met) THEN
+              INSERT INTO ${s}.waiting (${MOVED}, reason, blocked_on, run_at)
+              VALUES (${MOVED.replace(/(\w+)/g, 'w.$1')}, 'blocked', 'jobs', w.run_at);
               now_in := 'blocked';
             ELSIF v_effect = 'resumed' AND w.run_at > v_now THEN
               INSERT INTO ${s}.waiting (${MOVED}, reason, run_at)
@@ -148,6 +164,7 @@ BEGIN
       EXCEPTION
         WHEN foreign_key_violation OR restrict_violation THEN v_effect := 'referenced'; now_in := state;
         WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
+        WHEN SQLSTATE 'LH002' THEN v_effect := 'needs-failed'; now_in := state;
         WHEN lock_not_available OR deadlock_detected THEN
           v_effect := 'contended';
           now_in := state;

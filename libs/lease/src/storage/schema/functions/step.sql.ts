@@ -33,7 +33,7 @@ export const TOO_LATE = 'it completed before it saw the cancel request';
  * without a lock: leases claimed in the instant after it was declared dead are given back uncharged.
  *
  * `jobs` is one JSON text: [claimed at, ["id:token", kind, queue, attempt, priority, payload, maxAttempts, deadlineMs, created at, tags,
- * crashes, suspect, place, unread], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier;
+ * crashes, suspect, place, unread, batch?], …], in no order, moments in ms since 1970; deadlineMs -1 = none; the lower the place, the earlier;
  * unread: 1 = the payload is not there and is to be read as a row, since in a long text it would be copied half a dozen times; plus 2 = it has
  * a row in checkpoints. `scan` = 'xmin,xid,µs,cut,fleet,paused,capped,n…': the lowest transaction that ran when the rows were chosen, this one (0 = it has written nothing), what
  * choosing took, whether `p_bytes` or a concurrency key cut it short, how many workers are live (counted to three), whether any of the queues
@@ -74,9 +74,9 @@ BEGIN
       RETURNING l.*, x.result
     ), f AS (
       INSERT INTO ${s}.finished (job_id, token, started_at, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome,
-        worker_id, queue, kind, reason, result)
+        worker_id, queue, kind, reason, result, batch_id)
       SELECT d.job_id, d.token, d.claimed_at, v_now, d.attempt, d.crashes, d.releases, d.snoozes, d.priority, 'completed', 'completed',
-        d.worker_id, d.queue, d.kind, CASE WHEN d.cancel_requested THEN '${TOO_LATE}' END, d.result FROM d
+        d.worker_id, d.queue, d.kind, CASE WHEN d.cancel_requested THEN '${TOO_LATE}' END, d.result, d.batch_id FROM d
     )
     SELECT array_agg(d.token), array_agg(d.job_id) FILTER (WHERE d.keyed), array_agg(d.concurrency_key) FILTER (WHERE d.concurrency_key <> '')
     INTO v_tokens, v_keyed, v_places FROM d;
@@ -200,7 +200,7 @@ BEGIN
     WITH d AS (
       DELETE FROM ${s}.ready r WHERE r.ctid = ANY (v_rows)
       RETURNING r.job_id, r.position, r.attempt, r.crashes, r.releases, r.snoozes, r.payload_bytes, r.priority, r.suspect, r.keyed, r.saved, r.queue, r.kind,
-        r.concurrency_key
+        r.concurrency_key, r.batch_id
     ), m AS MATERIALIZED (
       -- The numbers are bounded, whatever was written into the rows by hand: one that overflows would stop its whole lane.
       SELECT d.*, CASE WHEN d.payload_bytes <= v_inline THEN j.payload END AS payload, j.max_attempts, j.created_at, j.tags, nextval('${inLiteral(s)}.tokens') AS token,
@@ -212,9 +212,9 @@ BEGIN
       FROM d JOIN ${s}.jobs j ON j.id = d.job_id WHERE ${few('d.job_id')}
     ), u AS (
       INSERT INTO ${s}.leases (job_id, token, claim_no, claimed_at, deadline_at, attempt, crashes, releases, snoozes, priority,
-        suspect, keyed, saved, limited, worker_id, queue, kind, concurrency_key)
+        suspect, keyed, saved, limited, worker_id, queue, kind, concurrency_key, batch_id)
       SELECT m.job_id, m.token, p_claim_no, v_now, v_now + m.deadline_ms * interval '1 ms', m.new_attempt, m.crashes,
-        m.releases, m.snoozes, m.priority, m.suspect, m.keyed, m.saved, v_capped, p_worker, m.queue, m.kind, m.concurrency_key FROM m
+        m.releases, m.snoozes, m.priority, m.suspect, m.keyed, m.saved, v_capped, p_worker, m.queue, m.kind, m.concurrency_key, m.batch_id FROM m
     )
     -- concat() with to_json() where a text may need it: half of what json_build_array() takes, which looks every type up for every row.
     -- The caller sorts: here payloads would be copied for it, and beyond work_mem through a file.
@@ -223,7 +223,8 @@ BEGIN
         concat_ws(',', concat('["', m.job_id, ':', m.token, '"'), to_json(m.kind), to_json(m.queue), m.new_attempt, m.priority,
           coalesce(m.payload::text, 'null'), m.max_attempts, coalesce(m.deadline_ms, -1),
           CASE WHEN isfinite(m.created_at) THEN (date_part('epoch', m.created_at) * 1000)::bigint ELSE 0 END,
-          coalesce(to_json(m.tags)::text, 'null'), m.crashes, m.suspect::int, m.place, concat((m.payload IS NULL)::int + 2 * m.saved::int, ']')),
+          coalesce(to_json(m.tags)::text, 'null'), m.crashes, m.suspect::int, m.place, concat((m.payload IS NULL)::int + 2 * m.saved::int,
+            CASE WHEN m.batch_id > 0 THEN concat(',"', m.batch_id, '"') END, ']')),
         ',') AS rows FROM m) a
     WHERE a.rows IS NOT NULL;
   END IF;

@@ -1,0 +1,148 @@
+import { Injectable, Logger } from '@nestjs/common';
+import { WakeUp } from '../claim/wake-up';
+import { LeaseEvents } from '../events/lease-events';
+import { ThrottledLog } from '../events/throttled-log';
+import { Database } from '../storage/database';
+import { backoffMs, sleep } from '../storage/delays';
+import { errorText } from '../storage/sql-errors';
+import type { BatchEnd } from './batch.types';
+import { afterMembersSql } from './batches.sql';
+
+const MAX_JOBS = 5000;
+const BUSY_MS = 500;
+
+interface Answer {
+  busy: string[];
+  again: string[];
+  doomed: [jobId: string, kind: string, queue: string, attempt: number, reason: string][];
+  stop: string[];
+  ended: [batchId: string, status: BatchEnd['status'], name: string, generation: number][];
+}
+
+/** Members that have ended, by batch. */
+type Due = Map<string, Set<string>>;
+
+/**
+ * What follows when members of batches have ended, after the commit that says so: others may start, or fail with them, or the batch is at its end. Those that
+ * end while one look is on the wire share the next. What a crash leaves undone, the leader's sweep does.
+ */
+@Injectable()
+export class BatchFollowUps {
+  private readonly trouble = new ThrottledLog(new Logger('Leasehold'));
+  private due: Due = new Map();
+  private running: Promise<void> | undefined;
+  /** Of batches that somebody has locked. */
+  private readonly later = new Set<Promise<void>>();
+  private readonly stopping = new AbortController();
+  private cancel: (batchId: string) => Promise<unknown> = () => Promise.resolve();
+
+  constructor(
+    private readonly database: Database,
+    private readonly wakeUp: WakeUp,
+    private readonly events: LeaseEvents,
+  ) {}
+
+  /** Who cancels what is left of a batch that fails fast. */
+  onStop(cancel: (batchId: string) => Promise<unknown>): void {
+    this.cancel = cancel;
+  }
+
+  /** A member has ended, or (without a job) the batch is to be looked at. */
+  ended(batchId: string, jobId?: string): void {
+    if (this.stopping.signal.aborted) return;
+    const jobs = this.due.get(batchId);
+    if (jobs && jobId !== undefined) jobs.add(jobId);
+    else if (!jobs) this.due.set(batchId, new Set(jobId === undefined ? [] : [jobId]));
+    this.running ??= this.run().finally(() => {
+      this.running = undefined;
+      if (this.due.size > 0 && !this.stopping.signal.aborted) this.look();
+    });
+  }
+
+  /** Resolves when everything that has ended by now is followed up. */
+  async idle(): Promise<void> {
+    while (this.running || this.later.size > 0) await Promise.all([this.running, ...this.later]);
+  }
+
+  stop(): void {
+    this.stopping.abort();
+    this.due.clear();
+  }
+
+  announceEnd([batchId, status, name, generation]: Answer['ended'][number]): void {
+    this.events.emit({ type: 'batch.finished', batchId, name, status, generation });
+  }
+
+  private look(): void {
+    const [first] = this.due.keys();
+    if (first !== undefined) this.ended(first);
+  }
+
+  private async run(): Promise<void> {
+    // What ends in this turn goes together.
+    await new Promise<void>((resolve) => setImmediate(resolve));
+    for (let failures = 0; this.due.size > 0 && !this.stopping.signal.aborted;) {
+      const part = this.take();
+      try {
+        const [row] = await this.database.query<{ answer: Answer }>(
+          afterMembersSql(this.database.schema.quoted),
+          [[...part.keys()], [...part.values()].flatMap((jobs) => [...jobs])],
+          { name: 'leasehold_after_members' },
+        );
+        failures = 0;
+        if (row) this.receive(part, row.answer);
+      } catch (error) {
+        this.putBack(part);
+        this.trouble.warn('batches', `Could not look after batches, trying again: ${errorText(error)}`);
+        await sleep(backoffMs(failures++, 20, 2000), this.stopping.signal);
+      }
+    }
+  }
+
+  private take(): Due {
+    const part: Due = new Map();
+    let count = 0;
+    for (const [batchId, jobs] of this.due) {
+      if (count > 0 && count + jobs.size > MAX_JOBS) break;
+      part.set(batchId, jobs);
+      this.due.delete(batchId);
+      count += jobs.size;
+    }
+    return part;
+  }
+
+  private putBack(part: Due): void {
+    for (const [batchId, jobs] of part) {
+      const known = this.due.get(batchId);
+      if (known) for (const job of jobs) known.add(job);
+      else this.due.set(batchId, jobs);
+    }
+  }
+
+  private receive(part: Due, { busy, again, doomed, stop, ended }: Answer): void {
+    for (const [jobId, kind, queue, attempt, reason] of doomed) {
+      this.wakeUp.ended(jobId);
+      this.events.emit({ type: 'job.finally-failed', reason, jobId, kind, queue, attempt, workerId: '', token: '' });
+    }
+    const failed = doomed.map(([jobId]) => jobId);
+    // A job that is told of to a batch that it is not of is looked for there in vain.
+    this.putBack(new Map(again.map((batchId) => [batchId, new Set([...(part.get(batchId) ?? []), ...failed])])));
+    if (busy.length > 0) this.lookLater(new Map(busy.map((batchId) => [batchId, part.get(batchId) ?? new Set()])));
+    for (const batchId of stop) {
+      this.cancel(batchId).catch((error: unknown) =>
+        this.trouble.warn('cancel', `Could not cancel the rest of batch ${batchId}: ${errorText(error)}`),
+      );
+    }
+    for (const end of ended) this.announceEnd(end);
+  }
+
+  private lookLater(part: Due): void {
+    const waits = sleep(BUSY_MS * (0.5 + Math.random() / 2), this.stopping.signal).then(() => {
+      this.later.delete(waits);
+      if (this.stopping.signal.aborted) return;
+      this.putBack(part);
+      this.look();
+    });
+    this.later.add(waits);
+  }
+}

@@ -1,0 +1,117 @@
+import { Injectable } from '@nestjs/common';
+import { EmptyBatchError } from '../errors';
+import type { SteerOptions } from '../jobs/job-steering';
+import type { Duration } from '../options/duration';
+import type { CallerTransaction } from '../storage/caller-transaction';
+import { BatchBuilder } from './batch-builder';
+import type {
+  AddOptions,
+  AddedMembers,
+  BatchId,
+  BatchInfo,
+  BatchMember,
+  BatchOptions,
+  BatchPage,
+  BatchStatus,
+  CreatedBatch,
+  FindBatches,
+  MemberResult,
+} from './batch.types';
+import { BatchReader } from './batch-reader';
+import { BatchSteering, type BatchSteered } from './batch-steering';
+import { BatchWriter } from './batch-writer';
+
+/** Jobs that belong together, with one aggregated status that is never wrong (R28 to R31). */
+@Injectable()
+export class BatchesService {
+  constructor(
+    private readonly writer: BatchWriter,
+    private readonly reader: BatchReader,
+    private readonly steering: BatchSteering,
+  ) {}
+
+  /**
+   * Creates a batch with up to 200 000 members at once, all or nothing, in the caller's transaction if one is given. Members without `dependsOn` may start at the
+   * commit; the others when all that they depend on have completed. Without `open` the batch is sealed: it ends when its members have.
+   * A reply that was lost is no uncertainty: the call finds what it has made.
+   * @throws InvalidBatchError naming the members: a name given twice, an unknown or own dependency, a circle, no members
+   */
+  create(name: string, members: readonly BatchMember[], options: BatchOptions = {}): Promise<CreatedBatch> {
+    return this.writer.create(name, members, options);
+  }
+
+  /** The usual shapes, put together: fan-out, chain, map and reduce. */
+  build(name: string): BatchBuilder {
+    return new BatchBuilder(name, (...given) => this.create(...given));
+  }
+
+  /**
+   * Adds members to an open batch; they may depend on those that are there. A name that is there already is left as it is, so a fan-out that broke off half-way
+   * can be repeated (F:K6); from inside a member or any other job, `{ under: lease }` adds them only if its lease is still held.
+   * @throws IllegalBatchStateError if it is sealed, being cancelled or ended; LeaseLostError; InvalidBatchError; UnknownBatchError
+   */
+  add(id: BatchId, members: readonly BatchMember[], options: AddOptions = {}): Promise<AddedMembers> {
+    return this.writer.add(id, members, options);
+  }
+
+  /**
+   * No more members: it ends when those that are there have ended, which may be now. Sealing twice is no error.
+   * @returns its status
+   * @throws EmptyBatchError unless `ifEmpty: 'complete'`; UnknownBatchError
+   */
+  seal(id: BatchId, options: CallerTransaction & Pick<BatchOptions, 'ifEmpty'> = {}): Promise<BatchStatus> {
+    return this.writer.seal(id, options);
+  }
+
+  /** Status, counts by state, share done, estimated end: one indexed read. @throws UnknownBatchError */
+  get(id: BatchId): Promise<BatchInfo> {
+    return this.reader.get(id);
+  }
+
+  /** The status alone. @throws EmptyBatchError if it has no members and none is what it was sealed with; UnknownBatchError */
+  async status(id: BatchId): Promise<Exclude<BatchStatus, 'untouched'>> {
+    const { status } = await this.reader.get(id);
+    if (status === 'untouched') throw new EmptyBatchError(id);
+    return status;
+  }
+
+  /** A page of batches, newest first. */
+  find(filter: FindBatches = {}): Promise<BatchPage> {
+    return this.reader.find(filter);
+  }
+
+  /** What became of the members that have ended, in the order of their ids, read from the database page by page: never all in memory. */
+  results<R = unknown>(id: BatchId): AsyncGenerator<MemberResult<R>, void, undefined> {
+    return this.reader.results<R>(id);
+  }
+
+  /** Waits until it has ended. @throws WaitTimeoutError after `timeout` (30 s); it goes on. UnknownBatchError */
+  waitFor(id: BatchId, { timeout }: { timeout?: Duration } = {}): Promise<BatchInfo> {
+    return this.reader.waitFor(id, timeout);
+  }
+
+  /** Cancels everything of it that is unfinished; running members are asked to stop. Nothing can be added any more. */
+  cancel(id: BatchId, options: SteerOptions = {}): Promise<BatchSteered> {
+    return this.steering.cancel(id, options);
+  }
+
+  /** Pauses everything that is unfinished. Members that are added later are not paused. */
+  pause(id: BatchId): Promise<BatchSteered> {
+    return this.steering.steer('pause', id);
+  }
+
+  /** Members go on waiting for their time or for others, or become ready. */
+  resume(id: BatchId): Promise<BatchSteered> {
+    return this.steering.steer('resume', id);
+  }
+
+  /** Runs the failed members again, and those that had failed with them; a batch that had ended begins its next generation. */
+  retryFailed(id: BatchId): Promise<BatchSteered> {
+    return this.steering.steer('retry', id, 'failed');
+  }
+
+  /** Deletes it with all its members. @returns how many members it had. @throws IllegalBatchStateError before it has ended */
+  delete(id: BatchId): Promise<number> {
+    return this.steering.delete(id);
+  }
+}
