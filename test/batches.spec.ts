@@ -248,15 +248,15 @@ describe('R30 the status', () => {
     expect(await batches.seal(id, { ifEmpty: 'complete' })).toBe('completed');
     expect(await batches.status(id)).toBe('completed');
     for (const call of [
-      batches.get('999999'),
-      batches.status('999999'),
-      batches.seal('999999'),
-      batches.cancel('999999'),
-      batches.pause('999999'),
-      batches.delete('999999'),
-      batches.add('999999', parts(1)),
+      () => batches.get('999999'),
+      () => batches.status('999999'),
+      () => batches.seal('999999'),
+      () => batches.cancel('999999'),
+      () => batches.pause('999999'),
+      () => batches.delete('999999'),
+      () => batches.add('999999', parts(1)),
     ]) {
-      await expect(call).rejects.toThrow(UnknownBatchError);
+      await expect(call()).rejects.toThrow(UnknownBatchError);
     }
     await expect(batches.get('x')).rejects.toThrow(InvalidBatchError);
   });
@@ -344,7 +344,7 @@ describe('R29 dependencies', () => {
       part('c', 1, { dependsOn: ['late'] }),
     ]);
     const take = async (event: string, alone = true) => {
-      const [claimed] = await hand.claims.claim({ kinds: ['part'], limit: 1 });
+      const [claimed] = await (await startHandWorker(db, ['part'])).claims.claim({ kinds: ['part'], limit: 1 });
       const { id: jobId, token, workerId } = claimed!.job;
       await db.query(`UPDATE ${S}.leases SET deadline_at = clock_timestamp() WHERE job_id = $1`, [jobId]);
       expect(await hand.rescue.take([{ jobId, token, workerId, move: { event, alone } }], 'session')).toBe(1);

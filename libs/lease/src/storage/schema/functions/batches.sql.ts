@@ -152,7 +152,9 @@ CREATE FUNCTION ${s}.after_members_v1(p_batches bigint[], p_jobs bigint[]) RETUR
 DECLARE
   b ${s}.batches;
   v_id bigint;
-  v record;
+  v_freed json;
+  v_doomed json;
+  v_again boolean;
   v_failing boolean;
   v_status text;
   r_busy text[] := '{}';
@@ -173,10 +175,11 @@ BEGIN
       PERFORM FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
       SELECT * INTO b FROM ${s}.batches WHERE id = v_id;
       CONTINUE WHEN NOT FOUND OR b.status <> 'running';
-      v := NULL;
+      v_doomed := NULL;
+      v_again := false;
       IF b.edged THEN
-        SELECT * INTO v FROM ${s}.follow_edges_v1(v_id, p_jobs);
-        IF v.freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v.freed::text); END IF;
+        SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
+        IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
       END IF;
       v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0
         AND f.state = 'failed' AND ${since('f', 'b')});
@@ -184,8 +187,8 @@ BEGIN
         UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed' WHERE id = v_id;
       END IF;
       v_status := ${s}.end_batch_v1(v_id);
-      IF b.edged AND (v.again OR v.doomed IS NOT NULL) THEN r_again := r_again || v_id::text; END IF;
-      IF b.edged AND v.doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v.doomed)); END IF;
+      IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
+      IF v_doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v_doomed)); END IF;
       IF v_status IS NOT NULL THEN r_ended := r_ended || json_build_array(v_id::text, v_status, b.name, b.generation);
       ELSIF v_failing THEN r_stop := r_stop || v_id::text; END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
