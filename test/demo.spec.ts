@@ -137,7 +137,7 @@ describe('--serve', () => {
       const response = await fetch(`${url}/${path}`);
       return { status: response.status, body: (await response.json()) as Page };
     };
-    expect(await get('jobs/counts')).toMatchObject({ status: 200, body: { completed: 150, failed: 2, running: 0 } });
+    expect(await get('jobs/counts')).toMatchObject({ status: 200, body: { completed: 151, failed: 2, running: 0 } });
     const failed = await get('jobs?state=failed&limit=1');
     expect(failed.body).toMatchObject({ jobs: [{ state: 'failed', outcome: 'failed' }], next: expect.any(String) });
     const rest = await get(`jobs?state=failed&after=${failed.body.next}`);

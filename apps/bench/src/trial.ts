@@ -43,8 +43,10 @@ export class Trial {
   }
 
   /** Starts the adding side, and adds what the case begins with. */
-  async fill(count: number, payloadBytes = 0): Promise<void> {
-    await this.operator.call('fill', { count, payloadBytes, batch: payloadBytes > 10_000 ? 20 : 1000 });
+  /** @param batchesOf as batches of so many members, instead of lots of jobs */
+  async fill(count: number, payloadBytes = 0, batchesOf?: number): Promise<void> {
+    const batch = batchesOf ?? (payloadBytes > 10_000 ? 20 : 1000);
+    await this.operator.call('fill', { count, payloadBytes, batch, asBatches: batchesOf !== undefined });
   }
 
   /** Lets the store come to rest. */

@@ -11,6 +11,8 @@ export interface DrainOptions {
   concurrency?: number;
   behaviour?: Behaviour;
   payloadBytes?: number;
+  /** As batches of so many members. */
+  batchesOf?: number;
   /** Jobs that cannot run, added first. */
   head?: { kind: HeadKind; count: number };
 }
@@ -22,10 +24,10 @@ export const CONCURRENCY = 100;
  * the moment when each process has started a handler, until no job is left.
  */
 export async function drain(trial: Trial, options: DrainOptions): Promise<Measurement & { rssBytes: number }> {
-  const { jobs, processes, payloadBytes, head } = options;
+  const { jobs, processes, payloadBytes, batchesOf, head } = options;
   await trial.operator.call('startProducer', { callers: 2 });
   if (head) await trial.operator.call('fillHead', head);
-  await trial.fill(jobs, payloadBytes);
+  await trial.fill(jobs, payloadBytes, batchesOf);
   await trial.rest();
   const workers = await trial.loadWorkers(processes);
   const deadBefore = await trial.database?.deadMade();

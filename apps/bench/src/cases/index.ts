@@ -1,5 +1,6 @@
 import { addingCases } from './adding';
 import { backlogCases } from './backlog';
+import { batchCases } from './batches';
 import { beatCases } from './beat';
 import type { BenchCase } from './bench-case';
 import { drainingCases } from './draining';
@@ -15,6 +16,7 @@ export const CASES: readonly BenchCase[] = [
   ...drainingCases,
   ...latencyCases,
   ...backlogCases,
+  ...batchCases,
   ...headCases,
   ...snapshotCases,
   ...beatCases,

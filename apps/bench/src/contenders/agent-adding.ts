@@ -30,9 +30,12 @@ export class Adding {
     this.producer = undefined;
   }
 
-  async fill({ count, batch, payloadBytes }: FillOptions): Promise<void> {
+  async fill({ count, batch, payloadBytes, asBatches }: FillOptions): Promise<void> {
     const make = payloads(payloadBytes);
-    await inLots(count, batch, (from, size) => this.open.bulk(make(from, size)));
+    const { open } = this;
+    const add = asBatches ? open.asBatch?.bind(open) : open.bulk.bind(open);
+    if (!add) throw new Error('it has no batches');
+    await inLots(count, batch, (from, size) => add(make(from, size)));
   }
 
   async fillHead(kind: HeadKind, count: number): Promise<void> {

@@ -47,6 +47,8 @@ export interface Producer {
   /** Resolves when the job is stored. */
   one(payload: Payload): Promise<unknown>;
   bulk(payloads: Payload[]): Promise<unknown>;
+  /** Stores them as one batch with one aggregated status; only where there is such a thing. */
+  asBatch?(payloads: Payload[]): Promise<unknown>;
   /** Stores jobs that cannot run; only for the kinds of head that the contender knows. */
   head(kind: HeadKind, payloads: Payload[]): Promise<unknown>;
   close(): Promise<unknown>;

@@ -1,5 +1,13 @@
 import 'reflect-metadata';
-import { type Handler, type Job, JobHandler, JobsService, LeaseModule, type LeaseOptions } from '@leasehold/nestjs';
+import {
+  BatchesService,
+  type Handler,
+  type Job,
+  JobHandler,
+  JobsService,
+  LeaseModule,
+  type LeaseOptions,
+} from '@leasehold/nestjs';
 import { type DynamicModule, Inject, type INestApplicationContext, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { ScheduleModule } from '@nestjs/schedule';
@@ -53,10 +61,11 @@ const about: About = {
   ],
 };
 
-/** Jobs that can run or do: those that are due, of our kind, outside the paused queue. */
+/** Jobs that can run or do: those that are due, of our kind, outside the paused queue; and batches that have not ended. */
 const REMAINING = `
   SELECT (SELECT count(*) FROM leasehold.ready WHERE kind = '${KIND}' AND queue <> '${PAUSED_QUEUE}')::int
-    + (SELECT count(*) FROM leasehold.leases)::int AS count`;
+    + (SELECT count(*) FROM leasehold.leases)::int
+    + (SELECT count(*) FROM leasehold.batches WHERE status = 'running')::int AS count`;
 
 let client: Promise<Client> | undefined;
 
@@ -69,6 +78,7 @@ async function connect(url: string): Promise<Client> {
 async function openProducer(url: string): Promise<Producer> {
   const app = await createContext({ role: 'producer', connection: { url } });
   const jobs = app.get(JobsService);
+  const batches = app.get(BatchesService);
   const pause = async (): Promise<unknown> =>
     // There is no pause in the API yet.
     (await (client ??= connect(url))).query(
@@ -85,6 +95,11 @@ async function openProducer(url: string): Promise<Producer> {
   return {
     one: (payload) => jobs.enqueue(BenchJob, payload),
     bulk: (payloads) => jobs.enqueueMany(BenchJob, payloads),
+    asBatch: (payloads) =>
+      batches.create(
+        'bench',
+        payloads.map((payload) => ({ handler: BenchJob, payload })),
+      ),
     head: (kind, payloads) => head[kind](payloads),
     close: () => app.close(),
   };

@@ -36,6 +36,8 @@ export interface FillOptions {
   /** Jobs of one call. */
   batch: number;
   payloadBytes: number;
+  /** Each call makes a batch with one aggregated status. */
+  asBatches?: boolean;
 }
 
 export interface WorkOptions extends WorkerOptions {

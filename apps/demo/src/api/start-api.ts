@@ -1,10 +1,11 @@
-import { JobsService } from '@leasehold/nestjs';
+import { BatchesService, JobsService } from '@leasehold/nestjs';
 import { NestFactory } from '@nestjs/core';
 import { ApiModule } from './api.module';
 
 /** The API of this process, listening on a free port of 127.0.0.1. */
 export interface Api {
   jobs: JobsService;
+  batches: BatchesService;
   /** Where its routes begin. */
   url: string;
   close(): Promise<void>;
@@ -18,7 +19,12 @@ export async function startApi(databaseUrl: string, schema: string): Promise<Api
   });
   try {
     await app.listen(0, '127.0.0.1');
-    return { jobs: app.get(JobsService), url: `${await app.getUrl()}/leasehold`, close: () => app.close() };
+    return {
+      jobs: app.get(JobsService),
+      batches: app.get(BatchesService),
+      url: `${await app.getUrl()}/leasehold`,
+      close: () => app.close(),
+    };
   } catch (error) {
     await app.close().catch(() => undefined);
     throw error;

@@ -19,7 +19,7 @@ export async function* readDocuments({ query, schema }: RunDatabase): AsyncGener
     const rows = await query<ReportedDocument & { id: string }>(
       `SELECT j.id::text AS id, j.payload->>'path' AS path, regexp_replace(coalesce(f.worker_id, '-'), '-[0-9]+-[0-9a-f]+$', '') AS worker,
          f.result AS index, f.reason
-       FROM ${s}.jobs j JOIN ${s}.finished f ON f.job_id = j.id WHERE j.id > $1 ORDER BY j.id LIMIT ${PAGE}`,
+       FROM ${s}.jobs j JOIN ${s}.finished f ON f.job_id = j.id WHERE j.id > $1 AND j.batch_id IS NOT NULL ORDER BY j.id LIMIT ${PAGE}`,
       [after],
     );
     for (const { path, worker, index, reason } of rows) yield { path, worker, index, reason };

@@ -36,10 +36,13 @@ export async function writeReport(
   folder: string,
   summary: Summary,
   checks: Check[],
+  /** One more check, which needs the findings. */
+  checkFindings: (findings: Findings) => Check,
 ): Promise<{ paths: string[]; findings: Findings }> {
   const documents: ReportedDocument[] = [];
   for await (const document of readDocuments(database)) documents.push(document);
   const findings = findingsOf(documents);
+  checks.push(checkFindings(findings));
   const paths = NAMES.map((name) => join(target, name));
   const [json = '', text = ''] = paths;
   await writeFile(json, `${JSON.stringify({ folder, summary, checks, ...findings, documents }, null, 1)}\n`);

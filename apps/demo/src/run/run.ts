@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { startApi } from '../api/start-api';
 import { findDocuments } from '../documents/find-folder';
+import type { IndexTotals } from '../documents/close-index.handler';
 import { IndexDocument } from '../documents/index-document.handler';
 import { DemoError, UsageError } from '../errors';
 import type { FaultContext } from '../faults/context';
@@ -18,8 +19,11 @@ import { Fleet } from './fleet';
 import { paceFor } from './pacing';
 import { Progress } from './progress';
 import { until } from './until';
+import { checkBatch } from './check-batch';
 import { verify } from './verify';
 
+/** By its kind: this process has no handlers. */
+const CLOSING = { handler: 'document.close-index', queue: 'index', maxCrashes: 6 };
 const ENQUEUE_AT_ONCE = 5000;
 const MAX_REPLACEMENTS = 3;
 /** How long the jobs run undisturbed before the first fault. */
@@ -79,17 +83,20 @@ async function runWith(
   timeline.tell(`${fleet.up.map(({ name, pid }) => `${name} (pid ${pid})`).join(', ')} up`);
 
   const fileOfJob = new Map<string, string>();
+  // Open while the jobs are added, so that it cannot end before the last.
+  const { id: batch } = await api.batches.create('documents', [], { open: true, onFinished: CLOSING });
   for (let at = 0; at < files.length; at += ENQUEUE_AT_ONCE) {
     const paths = files.slice(at, at + ENQUEUE_AT_ONCE);
-    const ids = await api.jobs.enqueueMany(
-      IndexDocument,
-      paths.map((path) => ({ root, path })),
+    const { jobIds } = await api.batches.add(
+      batch,
+      paths.map((path) => ({ handler: IndexDocument, payload: { root, path } })),
     );
-    ids.forEach((id, i) => fileOfJob.set(id, printable(paths[i] ?? '')));
+    jobIds.forEach((id, i) => fileOfJob.set(id, printable(paths[i] ?? '')));
   }
-  timeline.tell(`${plural(files.length, 'job')} enqueued`);
+  await api.batches.seal(batch);
+  timeline.tell(`${plural(files.length, 'job')} enqueued, as one batch`);
   timeline.startProgress(files.length);
-  const progress = new Progress(api.jobs, files.length, timeline);
+  const progress = new Progress(api.jobs, api.batches, batch, files.length, timeline);
   const context: FaultContext = {
     fleet,
     jobs: api.jobs,
@@ -107,11 +114,16 @@ async function runWith(
     `done: ${plural(files.length, 'job')} ended, ${seconds(performance.now() - began)} after they were enqueued`,
     'good',
   );
+  const closing = await api.jobs.get(await progress.untilClosed(signal));
+  timeline.tell('the batch has ended, and its closing job has read every result', 'good');
   await fleet.stop();
   timeline.tell('the workers have drained and signed off');
 
   const { summary, checks } = await verify(database, files.length, fleet.refusedWrites, kill);
-  const { paths, findings } = await writeReport(database, options.report, root, summary, checks);
+  const ended = await api.batches.get(batch);
+  const { paths, findings } = await writeReport(database, options.report, root, summary, checks, (found) =>
+    checkBatch(ended, closing.result as IndexTotals | null, found),
+  );
   timeline.say('');
   for (const { ok, text } of checks) timeline.say(`  ${ok ? '✓' : '✗ NOT OK:'} ${text}`);
   timeline.say(

@@ -45,8 +45,8 @@ const COUNTS = (s: string): string => `
     (SELECT count(*)::int FROM per_job WHERE finished > 1) AS "finishedTwice",
     (SELECT count(*)::int FROM places p WHERE NOT EXISTS (SELECT FROM ${s}.jobs j WHERE j.id = p.job_id)) AS strays,
     (SELECT count(*)::int FROM ${s}.leases) AS leases,
-    (SELECT count(*)::int FROM ${s}.finished WHERE state = 'completed') AS completed,
-    (SELECT count(*)::int FROM ${s}.finished WHERE state = 'failed') AS failed,
+    (SELECT count(*)::int FROM ${s}.finished WHERE state = 'completed' AND batch_id > 0) AS completed,
+    (SELECT count(*)::int FROM ${s}.finished WHERE state = 'failed' AND batch_id > 0) AS failed,
     (SELECT count(*)::int FROM ${s}.finished WHERE state <> 'completed' AND (error->>'code') IS DISTINCT FROM 'NON_RETRYABLE') AS unexplained,
     (SELECT count(*)::int FROM (SELECT FROM ${s}.job_runs WHERE outcome = 'completed' GROUP BY job_id HAVING count(*) > 1) x) AS "completedTwice",
     (SELECT count(*)::int FROM dead WHERE outcome = 'dead') AS "deadRuns",
@@ -108,7 +108,11 @@ export async function verify(
 function checksOf(n: Counts, files: number): Check[] {
   const check = (ok: boolean, good: string, bad: string): Check => ({ ok, text: ok ? good : bad });
   return [
-    check(n.jobs === files, `${plural(files, 'file')}, ${plural(n.jobs, 'job')}`, `${files} files, but ${n.jobs} jobs`),
+    check(
+      n.jobs === files + 1,
+      `${plural(files, 'file')}, ${plural(files, 'job')}, and one that closed their batch`,
+      `${files} files and a closing job, but ${n.jobs} jobs`,
+    ),
     check(
       n.misplaced + n.strays === 0,
       'every job has one row in one state table',

@@ -1,6 +1,7 @@
 import { LeaseModule } from '@leasehold/nestjs';
 import { type DynamicModule, Module } from '@nestjs/common';
 import { ScheduleModule } from '@nestjs/schedule';
+import { CloseIndex } from '../documents/close-index.handler';
 import { CONCURRENCY, IndexDocument } from '../documents/index-document.handler';
 import { LEASE_SETTINGS } from '../lease-settings';
 import type { WorkerConfig } from './messages';
@@ -27,7 +28,7 @@ export class WorkerModule {
           shutdown: { timeout: '5s', grace: '1s' },
         }),
       ],
-      providers: [EventReporter, IndexDocument, { provide: Pace, useValue: new Pace(paceMs) }],
+      providers: [EventReporter, IndexDocument, CloseIndex, { provide: Pace, useValue: new Pace(paceMs) }],
     };
   }
 }
