@@ -1,4 +1,6 @@
 import { Injectable, Logger } from '@nestjs/common';
+import { HeldLeases } from '../claim/held-leases';
+import { list } from '../claim/step-values';
 import { WakeUp } from '../claim/wake-up';
 import { LeaseEvents } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
@@ -9,13 +11,19 @@ import type { BatchEnd } from './batch.types';
 import { afterMembersSql } from './batches.sql';
 
 const MAX_JOBS = 5000;
-const BUSY_MS = 500;
+/** Of a batch that somebody has locked: most likely another process that looks at it too. */
+const BUSY_MIN_MS = 20;
+const BUSY_MAX_MS = 1000;
+/** How often a plain batch is looked at while this process holds more of its members. */
+const PLAIN_MS = 200;
+const PLAIN_KNOWN = 10_000;
 
 interface Answer {
   busy: string[];
   again: string[];
   doomed: [jobId: string, kind: string, queue: string, attempt: number, reason: string][];
   stop: string[];
+  plain: string[];
   ended: [batchId: string, status: BatchEnd['status'], name: string, generation: number][];
 }
 
@@ -30,9 +38,15 @@ type Due = Map<string, Set<string>>;
 export class BatchFollowUps {
   private readonly trouble = new ThrottledLog(new Logger('Leasehold'));
   private due: Due = new Map();
+  /** Batches of whose members nothing follows but, perhaps, the batch's end. */
+  private readonly plain = new Set<string>();
+  private plainDue = new Set<string>();
+  private plainTimer: NodeJS.Timeout | undefined;
   private running: Promise<void> | undefined;
   /** Of batches that somebody has locked. */
   private readonly later = new Set<Promise<void>>();
+  /** Looks in a row that found something locked. */
+  private busy = 0;
   private readonly stopping = new AbortController();
   private cancel: (batchId: string) => Promise<unknown> = () => Promise.resolve();
 
@@ -40,6 +54,7 @@ export class BatchFollowUps {
     private readonly database: Database,
     private readonly wakeUp: WakeUp,
     private readonly events: LeaseEvents,
+    private readonly held: HeldLeases,
   ) {}
 
   /** Who cancels what is left of a batch that fails fast. */
@@ -50,9 +65,13 @@ export class BatchFollowUps {
   /** A member has ended, or (without a job) the batch is to be looked at. */
   ended(batchId: string, jobId?: string): void {
     if (this.stopping.signal.aborted) return;
-    const jobs = this.due.get(batchId);
-    if (jobs && jobId !== undefined) jobs.add(jobId);
-    else if (!jobs) this.due.set(batchId, new Set(jobId === undefined ? [] : [jobId]));
+    // Its end is not near: most likely one of those that are held here is the last. A look at each would walk over all that have ended since the one before.
+    const plain = this.plain.has(batchId);
+    if (jobId !== undefined && plain && this.held.countOf(batchId) > 0) return this.lookSoon(batchId);
+    if (plain) this.plainDue.delete(batchId);
+    let jobs = this.due.get(batchId);
+    if (!jobs) this.due.set(batchId, (jobs = new Set()));
+    if (jobId !== undefined && !plain) jobs.add(jobId);
     this.running ??= this.run().finally(() => {
       this.running = undefined;
       if (this.due.size > 0 && !this.stopping.signal.aborted) this.look();
@@ -61,16 +80,32 @@ export class BatchFollowUps {
 
   /** Resolves when everything that has ended by now is followed up. */
   async idle(): Promise<void> {
+    this.lookAtPlain();
     while (this.running || this.later.size > 0) await Promise.all([this.running, ...this.later]);
   }
 
   stop(): void {
+    clearTimeout(this.plainTimer);
+    this.plainDue.clear();
     this.stopping.abort();
     this.due.clear();
   }
 
   announceEnd([batchId, status, name, generation]: Answer['ended'][number]): void {
     this.events.emit({ type: 'batch.finished', batchId, name, status, generation });
+  }
+
+  private lookSoon(batchId: string): void {
+    this.plainDue.add(batchId);
+    this.plainTimer ??= setTimeout(() => this.lookAtPlain(), PLAIN_MS).unref();
+  }
+
+  private lookAtPlain(): void {
+    clearTimeout(this.plainTimer);
+    this.plainTimer = undefined;
+    const due = this.plainDue;
+    this.plainDue = new Set();
+    for (const batchId of due) this.ended(batchId);
   }
 
   private look(): void {
@@ -86,7 +121,7 @@ export class BatchFollowUps {
       try {
         const [row] = await this.database.query<{ answer: Answer }>(
           afterMembersSql(this.database.schema.quoted),
-          [[...part.keys()], [...part.values()].flatMap((jobs) => [...jobs])],
+          [list([...part.keys()]), list([...part.values()].flatMap((jobs) => [...jobs]))],
           { name: 'leasehold_after_members' },
         );
         failures = 0;
@@ -119,25 +154,31 @@ export class BatchFollowUps {
     }
   }
 
-  private receive(part: Due, { busy, again, doomed, stop, ended }: Answer): void {
+  private receive(part: Due, { busy, again, doomed, stop, plain, ended }: Answer): void {
     for (const [jobId, kind, queue, attempt, reason] of doomed) {
       this.wakeUp.ended(jobId);
       this.events.emit({ type: 'job.finally-failed', reason, jobId, kind, queue, attempt, workerId: '', token: '' });
     }
+    if (this.plain.size > PLAIN_KNOWN) this.plain.clear();
+    for (const batchId of plain) this.plain.add(batchId);
     const failed = doomed.map(([jobId]) => jobId);
     // A job that is told of to a batch that it is not of is looked for there in vain.
     this.putBack(new Map(again.map((batchId) => [batchId, new Set([...(part.get(batchId) ?? []), ...failed])])));
     if (busy.length > 0) this.lookLater(new Map(busy.map((batchId) => [batchId, part.get(batchId) ?? new Set()])));
+    else this.busy = 0;
     for (const batchId of stop) {
       this.cancel(batchId).catch((error: unknown) =>
         this.trouble.warn('cancel', `Could not cancel the rest of batch ${batchId}: ${errorText(error)}`),
       );
     }
-    for (const end of ended) this.announceEnd(end);
+    for (const end of ended) {
+      this.plain.delete(end[0]);
+      this.announceEnd(end);
+    }
   }
 
   private lookLater(part: Due): void {
-    const waits = sleep(BUSY_MS * (0.5 + Math.random() / 2), this.stopping.signal).then(() => {
+    const waits = sleep(backoffMs(this.busy++, BUSY_MIN_MS, BUSY_MAX_MS), this.stopping.signal).then(() => {
       this.later.delete(waits);
       if (this.stopping.signal.aborted) return;
       this.putBack(part);

@@ -14,7 +14,7 @@ const WAIT_MS = 30_000;
 const LOOK_MS = [50, 100, 250, 500, 1000];
 const STATUSES = ['running', 'completed', 'failed', 'cancelled'];
 
-type Row = BatchSummary & { counts: Partial<Record<JobState, number>>; now: Date };
+type Row = BatchSummary & { counts: Partial<Record<JobState, number>>; members: number; now: Date };
 
 /** Reads batches: each answer is one statement over all state tables, so that no member is counted twice or missed while it moves. */
 @Injectable()
@@ -123,7 +123,8 @@ function infoOf(row: Row): BatchInfo {
     JobState,
     number
   >;
-  const members = JOB_STATES.reduce((sum, state) => sum + counts[state], 0);
+  const { members } = row;
+  counts.completed = members - JOB_STATES.reduce((sum, state) => sum + counts[state], 0);
   const ended = counts.completed + counts.failed + counts.cancelled;
   const tookMs = row.now.getTime() - row.since.getTime();
   const goesOn = row.status === 'running' && row.sealed && ended > 0 && ended < members;

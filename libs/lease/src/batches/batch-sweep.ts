@@ -1,6 +1,7 @@
 import { Injectable, Logger } from '@nestjs/common';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
+import { monotonicMs } from '../storage/delays';
 import { BatchFollowUps } from './batch-follow-ups';
 import { BatchSteering } from './batch-steering';
 import { sweepSql } from './batches.sql';
@@ -9,6 +10,7 @@ import { sweepSql } from './batches.sql';
 const LOOKED_AT = 500;
 /** Younger than this is still on its way. */
 const GRACE_MS = 5000;
+const FORGET_MS = 60_000;
 
 interface Left extends Record<string, unknown> {
   ended: string[];
@@ -27,6 +29,8 @@ export class BatchSweep {
 
   private readonly trouble = new ThrottledLog(new Logger('Leasehold'), 60_000);
   private from = { batch: '0', job: '0' };
+  /** Batches that were seen at their end, and when: whoever ended the last member may still be on his way to say so. */
+  private readonly seen = new Map<string, number>();
 
   constructor(
     private readonly database: Database,
@@ -44,13 +48,21 @@ export class BatchSweep {
     ]);
     if (!left) return 0;
     this.from = { batch: left.lastBatch ?? '0', job: left.lastJob ?? '0' };
-    for (const batchId of left.ended) this.followUps.ended(batchId);
+    const ended = this.old(left.ended, graceMs);
+    for (const batchId of ended) this.followUps.ended(batchId);
     left.ofJobs.forEach((jobId, i) => this.followUps.ended(left.jobs[i] ?? '0', jobId));
     for (const batchId of left.stop) await this.steering.goOnCancelling(batchId);
-    const repaired = new Set([...left.ended, ...left.jobs]).size;
+    const repaired = new Set([...ended, ...left.jobs]).size;
     this.repaired += repaired;
     if (repaired > 0) this.trouble.warn('batches', `${repaired} batches had members whose end nobody had followed up`);
     await this.followUps.idle();
     return repaired;
+  }
+
+  private old(ended: string[], graceMs: number): string[] {
+    const now = monotonicMs();
+    for (const [batchId, at] of this.seen) if (now - at > FORGET_MS) this.seen.delete(batchId);
+    for (const batchId of ended) if (!this.seen.has(batchId)) this.seen.set(batchId, now);
+    return ended.filter((batchId) => now - (this.seen.get(batchId) ?? now) >= graceMs);
   }
 }

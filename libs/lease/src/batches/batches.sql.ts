@@ -24,7 +24,7 @@ export const sealSql = (s: string): string => `UPDATE ${s}.batches SET sealed = 
 
 /** Ends a batch if nothing of it is unfinished; see `end_batch_v1`. A statement after the one that locked it. */
 export const endSql = (s: string): string => `
-  SELECT ${s}.end_batch_v1($1::bigint) AS status, name, generation FROM ${s}.batches WHERE id = $1::bigint`;
+  SELECT ${s}.end_batch_v1(b) AS status, b.name, b.generation FROM ${s}.batches b WHERE b.id = $1::bigint`;
 
 /** After members have ended; see `after_members_v1`. */
 export const afterMembersSql = (s: string): string =>
@@ -37,15 +37,16 @@ export const stopSql = (s: string): string => `
 const summary = `b.id::text, b.name, b.status, b.sealed, b.fail_fast AS "failFast", b.stopping, b.generation, b.created_at AS "createdAt",
   b.since, b.finished_at AS "finishedAt", b.stop_reason AS "stopReason"`;
 
-/** A batch, and its members counted by state, in one look at all state tables, each by its index of batches. Locks nothing. */
+/** A batch, and its members counted by state, in one look at all tables, each by its index of batches: those that completed are the rest. Locks nothing. */
 export const batchSql = (s: string): string => `
-  SELECT ${summary}, c.counts, clock_timestamp() AS now FROM ${s}.batches b CROSS JOIN LATERAL (
+  SELECT ${summary}, c.counts, clock_timestamp() AS now,
+    (SELECT count(*)::int FROM ${s}.jobs j WHERE j.batch_id = b.id AND j.batch_id IS NOT NULL) AS members FROM ${s}.batches b CROSS JOIN LATERAL (
     SELECT coalesce(json_object_agg(x.state, x.n), '{}') AS counts FROM (
       SELECT 'ready' AS state, count(*)::int AS n FROM ${s}.ready r WHERE r.batch_id = b.id AND r.batch_id > 0 HAVING count(*) > 0
       UNION ALL SELECT w.reason, count(*)::int FROM ${s}.waiting w WHERE w.batch_id = b.id AND w.batch_id > 0 GROUP BY w.reason
       UNION ALL SELECT 'running', count(*)::int FROM ${s}.leases l WHERE l.batch_id = b.id AND l.batch_id > 0 HAVING count(*) > 0
       UNION ALL SELECT f.state, count(*)::int FROM ${s}.finished f
-        WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.finished_at >= b.created_at - interval '1 day' GROUP BY f.state) x) c
+        WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed' AND f.finished_at >= b.created_at - interval '1 day' GROUP BY f.state) x) c
   WHERE b.id = $1::bigint`;
 
 /** Locks nothing. */

@@ -158,6 +158,7 @@ export interface Attested {
 @Injectable()
 export class HeldLeases {
   private readonly leases = new Map<string, HeldLease>();
+  private readonly ofBatches = new Map<string, number>();
   private readonly unanswered = new Set<number>();
   private lastClaimNo = 0;
   private suspects = 0;
@@ -186,6 +187,7 @@ export class HeldLeases {
     const lease = new HeldLease(job);
     this.leases.set(job.key, lease);
     if (job.suspect) this.suspects++;
+    if (job.batchId !== null) this.ofBatches.set(job.batchId, this.countOf(job.batchId) + 1);
     this.looking ??= setInterval(() => this.lookAtDeadlines(), LOOK_EVERY_MS).unref();
     return lease;
   }
@@ -199,6 +201,15 @@ export class HeldLeases {
     lease.ended = true;
     if (!this.leases.delete(lease.job.key)) return;
     if (lease.job.suspect) this.suspects--;
+    const { batchId } = lease.job;
+    if (batchId === null) return;
+    if (this.countOf(batchId) > 1) this.ofBatches.set(batchId, this.countOf(batchId) - 1);
+    else this.ofBatches.delete(batchId);
+  }
+
+  /** Members of a batch that are held here. */
+  countOf(batchId: string): number {
+    return this.ofBatches.get(batchId) ?? 0;
   }
 
   private lookAtDeadlines(): void {

@@ -13,30 +13,31 @@ const unfinished = (
       OR EXISTS (SELECT FROM ${s}.ready r WHERE r.batch_id = ${batch} AND r.batch_id > 0)
       OR EXISTS (SELECT FROM ${s}.waiting w WHERE w.batch_id = ${batch} AND w.batch_id > 0))`;
 
-/** A day's slack for a clock that a failover set back; without the bound every partition is probed. */
+/** A day's slack for a clock that a failover set back. Without the bounds every partition is probed, also those of the days ahead. */
 const since = (finished: string, batch: string): string =>
-  `${finished}.finished_at >= ${batch}.created_at - interval '1 day'`;
+  `${finished}.finished_at BETWEEN ${batch}.created_at - interval '1 day' AND v_until`;
+const UNTIL = `v_until timestamptz := clock_timestamp() + interval '1 day';`;
 
 /**
  * Ends a batch of which nothing is unfinished: status, counts and the jobs of its hooks, once a generation. Returns the status, or null: it is not
- * at its end, or was ended by somebody else. The caller has its row locked, in a statement before: so whoever finished a member and looked
+ * at its end, or was ended by somebody else. The caller has its row locked, and read under the lock, in a statement before: so whoever finished a member and looked
  * before has committed, and is seen. Probe and aggregate are ONE statement over all state tables, since a member that moves between two is invisible to
  * two statements; and it does not write, since a statement that reads and writes would read what was there before it waited for the row.
  */
 export const endBatchSql = (s: string): string => `
-CREATE FUNCTION ${s}.end_batch_v1(p_batch bigint) RETURNS text LANGUAGE plpgsql AS $fn$
+CREATE FUNCTION ${s}.end_batch_v1(b ${s}.batches) RETURNS text LANGUAGE plpgsql AS $fn$
 DECLARE
-  b ${s}.batches;
+  ${UNTIL}
+  p_batch bigint := b.id;
   v record;
   v_status text;
   v_hooks json;
 BEGIN
-  SELECT * INTO b FROM ${s}.batches WHERE id = p_batch;
   IF NOT b.sealed OR b.status <> 'running' THEN RETURN NULL; END IF;
-  SELECT ${unfinished(s, 'p_batch')} AS goes_on, c.* INTO v FROM (
-    SELECT count(*) FILTER (WHERE f.state = 'completed') AS completed, count(*) FILTER (WHERE f.state = 'failed') AS failed,
-      count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
-    FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND ${since('f', 'b')}) c;
+  SELECT ${unfinished(s, 'p_batch')} AS goes_on, m.members - c.failed - c.cancelled AS completed, c.* INTO v FROM (
+    SELECT count(*) FILTER (WHERE f.state = 'failed') AS failed, count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
+    FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) c
+  CROSS JOIN (SELECT count(*) AS members FROM ${s}.jobs j WHERE j.batch_id = p_batch AND j.batch_id IS NOT NULL) m;
   IF v.goes_on THEN RETURN NULL; END IF;
   v_status := CASE WHEN v.failed > 0 THEN 'failed' WHEN v.cancelled > 0 AND v.completed = 0 THEN 'cancelled' ELSE 'completed' END;
   UPDATE ${s}.batches SET status = v_status, finished_at = clock_timestamp(), completed = v.completed, failed = v.failed, cancelled = v.cancelled
@@ -65,6 +66,7 @@ END $fn$`;
 export const followEdgesSql = (s: string): string => `
 CREATE FUNCTION ${s}.follow_edges_v1(p_batch bigint, p_jobs bigint[], OUT freed json, OUT doomed json, OUT again boolean) LANGUAGE plpgsql AS $fn$
 DECLARE
+  ${UNTIL}
   b ${s}.batches;
   v_now timestamptz := clock_timestamp();
   v_deps bigint[];
@@ -141,15 +143,18 @@ END $fn$`;
  * that fails fast. A new call, never a part of that commit: who looks before others have committed does not see them, and of two that finish at
  * once the later look sees both.
  *
- * A batch without edges costs three probes of an index, whatever its size. For all else its row is locked (FOR NO KEY UPDATE), then what
- * `follow_edges_v1` says; one that somebody keeps locked for longer than lock_timeout comes back as `busy`, for another call.
+ * A sealed batch without edges costs three probes of an index, whatever its size; at its end its row is locked, unless somebody else has it. Of all others
+ * the row is locked (FOR NO KEY UPDATE) first of all, waiting for lock_timeout at most, then what `follow_edges_v1` says. What could not be locked comes
+ * back as `busy`, for another call.
  *
  * Returns { busy: [batch…], again: [batch…], doomed: [[job, kind, queue, attempt, reason], …] (failed or cancelled by this: they are `p_jobs` of the next
- * call, with the batches `again`), stop: [batch…] (to be cancelled), ended: [[batch, status, name, generation], …] }.
+ * call, with the batches `again`), stop: [batch…] (to be cancelled), plain: [batch…] (nothing follows from
+ * an end of one member but, perhaps, the batch's), ended: [[batch, status, name, generation], …] }.
  */
 export const afterMembersSql = (s: string): string => `
 CREATE FUNCTION ${s}.after_members_v1(p_batches bigint[], p_jobs bigint[]) RETURNS json LANGUAGE plpgsql AS $fn$
 DECLARE
+  ${UNTIL}
   b ${s}.batches;
   v_id bigint;
   v_freed json;
@@ -158,44 +163,51 @@ DECLARE
   v_failing boolean;
   v_status text;
   r_busy text[] := '{}';
+  r_plain text[] := '{}';
   r_again text[] := '{}';
   r_stop text[] := '{}';
   r_doomed json[] := '{}';
   r_ended json[] := '{}';
 BEGIN
-  PERFORM pg_current_xact_id();
   FOR v_id IN SELECT DISTINCT u.id FROM unnest(p_batches) AS u(id) ORDER BY u.id LOOP
     SELECT * INTO b FROM ${s}.batches WHERE id = v_id;
     CONTINUE WHEN NOT FOUND OR b.status <> 'running';
-    v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0 AND f.state = 'failed'
+    v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0 AND f.state <> 'completed' AND f.state = 'failed'
       AND ${since('f', 'b')});
+    IF b.sealed AND NOT b.edged AND NOT b.fail_fast THEN r_plain := r_plain || v_id::text; END IF;
     -- One that is open may just be given edges.
     CONTINUE WHEN b.sealed AND NOT b.edged AND NOT v_failing AND ${unfinished(s, 'v_id')};
-    BEGIN
-      PERFORM FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
-      SELECT * INTO b FROM ${s}.batches WHERE id = v_id;
-      CONTINUE WHEN NOT FOUND OR b.status <> 'running';
-      v_doomed := NULL;
-      v_again := false;
-      IF b.edged THEN
-        SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
-        IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
-      END IF;
-      v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0
-        AND f.state = 'failed' AND ${since('f', 'b')});
-      IF v_failing THEN
-        UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed' WHERE id = v_id;
-      END IF;
-      v_status := ${s}.end_batch_v1(v_id);
-      IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
-      IF v_doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v_doomed)); END IF;
-      IF v_status IS NOT NULL THEN r_ended := r_ended || json_build_array(v_id::text, v_status, b.name, b.generation);
-      ELSIF v_failing THEN r_stop := r_stop || v_id::text; END IF;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-      r_busy := r_busy || v_id::text;
-    END;
+    -- The lock also gives the transaction its number, before any position is taken (see enqueue_v1); most looks end before, and write nothing.
+    v_doomed := NULL;
+    v_again := false;
+    IF b.sealed AND NOT b.edged THEN
+      SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE SKIP LOCKED;
+      IF NOT FOUND THEN r_busy := r_busy || v_id::text; CONTINUE; END IF;
+    ELSE
+      BEGIN
+        SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
+        IF b.edged AND b.status = 'running' THEN
+          SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
+          IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
+        END IF;
+      EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        r_busy := r_busy || v_id::text;
+        CONTINUE;
+      END;
+    END IF;
+    CONTINUE WHEN b.id IS NULL OR b.status <> 'running';
+    v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0
+      AND f.state <> 'completed' AND f.state = 'failed' AND ${since('f', 'b')});
+    IF v_failing THEN
+      UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed' WHERE id = v_id;
+    END IF;
+    v_status := ${s}.end_batch_v1(b);
+    IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
+    IF v_doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v_doomed)); END IF;
+    IF v_status IS NOT NULL THEN r_ended := r_ended || json_build_array(v_id::text, v_status, b.name, b.generation);
+    ELSIF v_failing THEN r_stop := r_stop || v_id::text; END IF;
   END LOOP;
-  RETURN json_build_object('busy', r_busy, 'again', r_again, 'doomed', r_doomed, 'stop', r_stop, 'ended', r_ended);
+  RETURN json_build_object('busy', r_busy, 'again', r_again, 'doomed', r_doomed, 'stop', r_stop, 'plain', r_plain, 'ended', r_ended);
 END $fn$`;
 
 /**
@@ -230,8 +242,8 @@ BEGIN
 END $fn$`;
 
 /**
- * What a crash between a commit and the look after it has left, older than `p_grace_ms`: batches at their end (`ended`), members that have ended and whose
- * edges nobody followed (`jobs`, of `of_jobs`), and batches that are being cancelled and not yet done (`stop`). From one batch and one waiting member on; at most
+ * What a crash between a commit and the look after it has left: batches at their end (`ended`; for how long, the caller knows who saw it before), members that
+ * ended longer than `p_grace_ms` ago and whose edges nobody followed (`of_jobs`, of the batches `jobs`), and batches that are being cancelled and not yet done (`stop`). From one batch and one waiting member on; at most
  * `p_limit` of each. Locks nothing.
  */
 export const sweepBatchesSql = (s: string): string => `
@@ -239,6 +251,7 @@ CREATE FUNCTION ${s}.sweep_batches_v1(p_batch bigint, p_job bigint, p_limit int,
   OUT jobs bigint[], OUT stop bigint[], OUT last_batch bigint, OUT last_job bigint)
 LANGUAGE plpgsql AS $fn$
 DECLARE
+  ${UNTIL}
   b ${s}.batches;
   v record;
   v_before timestamptz := clock_timestamp() - p_grace_ms * interval '1 ms';
@@ -253,10 +266,9 @@ BEGIN
     v_goes_on := ${unfinished(s, 'b.id')};
     IF v_goes_on THEN
       IF b.stopping THEN stop := stop || b.id;
-      ELSIF b.fail_fast AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state = 'failed' AND ${since('f', 'b')}
+      ELSIF b.fail_fast AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed' AND f.state = 'failed' AND ${since('f', 'b')}
         AND f.finished_at < v_before) THEN ended := ended || b.id; END IF;
-    ELSIF b.sealed AND b.since < v_before AND NOT EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0
-      AND f.finished_at >= v_before) THEN ended := ended || b.id; END IF;
+    ELSIF b.sealed THEN ended := ended || b.id; END IF;
   END LOOP;
   v_count := 0;
   FOR v IN SELECT w.job_id, w.batch_id FROM ${s}.waiting w WHERE w.blocked_on = 'jobs' AND w.job_id > p_job ORDER BY w.job_id LIMIT p_limit LOOP
@@ -294,7 +306,8 @@ BEGIN
       answer := 'contended';
       RETURN;
     END IF;
-    DELETE FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0;
+    DELETE FROM ${s}.finished f WHERE f.job_id = ANY (v_jobs) AND ${few('f.job_id')}
+      AND f.finished_at >= (SELECT b.created_at - interval '1 day' FROM ${s}.batches b WHERE b.id = p_batch);
     DELETE FROM ${s}.job_dependencies d WHERE d.batch_id = p_batch;
     deleted := ${s}.forget_v1(v_jobs);
     IF deleted < cardinality(v_jobs) THEN RAISE foreign_key_violation; END IF;
