@@ -18,6 +18,7 @@ import type {
   MemberResult,
 } from './batch.types';
 import { BatchReader } from './batch-reader';
+import { BatchSweep } from './batch-sweep';
 import { BatchSteering, type BatchSteered } from './batch-steering';
 import { BatchWriter } from './batch-writer';
 
@@ -28,7 +29,13 @@ export class BatchesService {
     private readonly writer: BatchWriter,
     private readonly reader: BatchReader,
     private readonly steering: BatchSteering,
+    private readonly sweep: BatchSweep,
   ) {}
+
+  /** What this process, as the leader, has found that a crash had left, and repaired: batches not ended, edges not followed (F:K1). Zero, but for crashes. */
+  get repaired(): number {
+    return this.sweep.repaired;
+  }
 
   /**
    * Creates a batch with up to 200 000 members at once, all or nothing, in the caller's transaction if one is given. Members without `dependsOn` may start at the

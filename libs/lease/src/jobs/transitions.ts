@@ -24,7 +24,7 @@ export type CommandEffect =
   | 'resumed'
   /** To the head of ready. */
   | 'hurried'
-  /** To ready with fresh budgets, its checkpoint and its key; the run it ended with goes into its history. */
+  /** To ready with fresh budgets, its checkpoint and its key; the run it ended with goes into its history. A member of a batch that still needs others: to blocked. */
   | 'retried'
   /** It is gone, with everything about it. */
   | 'deleted';
