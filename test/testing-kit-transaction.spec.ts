@@ -1,4 +1,13 @@
-import { type Handler, type Job, JobHandler, JobsService, type Lease, QueuesService } from '@leasehold/nestjs';
+import {
+  BatchesService,
+  type Handler,
+  type Job,
+  JobHandler,
+  JobsService,
+  type Lease,
+  NonRetryableError,
+  QueuesService,
+} from '@leasehold/nestjs';
 import { LeaseTesting, LeaseTestingModule, TestTransactionError } from '@leasehold/nestjs/testing';
 import { type INestApplicationContext, Injectable, Logger } from '@nestjs/common';
 import { Test } from '@nestjs/testing';
@@ -67,6 +76,37 @@ const left = () =>
   );
 
 describe("the test's own transaction", () => {
+  it('R28 to R31 a batch in it: drained in order, ended with its hook, and gone with the rollback', async () => {
+    const release = await lease.useTransaction(runner);
+    const batches = app.get(BatchesService);
+    const ran: unknown[] = [];
+    script.work = ({ payload }) => {
+      ran.push(payload);
+      if ((payload as number) === 9) throw new NonRetryableError('nine');
+    };
+    const { id } = await batches.create(
+      'in the test',
+      [
+        { handler: Work, payload: 3, dependsOn: ['2'], name: '3' },
+        { handler: Work, payload: 2, dependsOn: ['1'], name: '2' },
+        { handler: Work, payload: 1, name: '1' },
+      ],
+      { onCompleted: { handler: 'work', payload: {} } },
+    );
+    await lease.drain();
+    expect(ran).toEqual([1, 2, 3, { batch: expect.objectContaining({ id, status: 'completed', completed: 3 }) }]);
+    expect(await batches.get(id)).toMatchObject({ status: 'completed', done: 1 });
+    const failing = await batches.create('fails', [
+      { handler: Work, payload: 9, name: '9' },
+      { handler: Work, payload: 10, dependsOn: ['9'] },
+    ]);
+    await lease.drain({ throwOnFailure: false });
+    expect(await batches.get(failing.id)).toMatchObject({ status: 'failed', counts: { failed: 2 } });
+    await runner.rollbackTransaction();
+    await release();
+    await expect(batches.get(id)).rejects.toThrow(/no batch/);
+  });
+
   it('takes everything with it, the time and the worker too', async () => {
     const workers = await db.query('SELECT id FROM leasehold.workers');
     const end = await lease.useTransaction(runner.manager);
