@@ -97,7 +97,7 @@ export class BatchWriter {
       );
     }
     const hooks = await this.hooksOf(options);
-    const values = [name, !open, failFast, hooks.length > 0 ? JSON.stringify(hooks) : null];
+    const values = [name, open ? null : plan.length, failFast, hooks.length > 0 ? JSON.stringify(hooks) : null];
     const request = randomUUID();
     const made = await this.inTransaction<Made>(
       options,

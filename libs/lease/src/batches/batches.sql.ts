@@ -1,6 +1,6 @@
-/** Makes a batch. Locks nothing that exists; waits for a call of the same request that has not ended. */
+/** Makes a batch; with a number of members it is sealed. Locks nothing that exists; waits for a call of the same request that has not ended. */
 export const insertBatchSql = (s: string): string => `
-  INSERT INTO ${s}.batches (name, sealed, fail_fast, hooks, request) VALUES ($1, $2, $3, $4, $5) RETURNING id::text`;
+  INSERT INTO ${s}.batches (name, sealed, members, fail_fast, hooks, request) VALUES ($1, $2::int IS NOT NULL, $2, $3, $4, $5) RETURNING id::text`;
 
 /** The batch of a call whose reply was lost, and its members in the order of their ids. Locks nothing. */
 export const batchOfRequestSql = (s: string): string => `
@@ -20,7 +20,9 @@ export const addEdgesSql = (s: string): string =>
   `SELECT ${s}.add_edges_v1($1::bigint, $2::bigint[], $3::bigint[], $4::boolean[], $5) AS lanes`;
 
 /** No more members. The caller has the batch locked. */
-export const sealSql = (s: string): string => `UPDATE ${s}.batches SET sealed = true WHERE id = $1::bigint`;
+export const sealSql = (s: string): string => `
+  UPDATE ${s}.batches SET sealed = true, members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = $1::bigint AND j.batch_id IS NOT NULL)
+  WHERE id = $1::bigint`;
 
 /** Ends a batch if nothing of it is unfinished; see `end_batch_v1`. A statement after the one that locked it. */
 export const endSql = (s: string): string => `
@@ -40,7 +42,7 @@ const summary = `b.id::text, b.name, b.status, b.sealed, b.fail_fast AS "failFas
 /** A batch, and its members counted by state, in one look at all tables, each by its index of batches: those that completed are the rest. Locks nothing. */
 export const batchSql = (s: string): string => `
   SELECT ${summary}, c.counts, clock_timestamp() AS now,
-    (SELECT count(*)::int FROM ${s}.jobs j WHERE j.batch_id = b.id AND j.batch_id IS NOT NULL) AS members FROM ${s}.batches b CROSS JOIN LATERAL (
+    coalesce(b.members, (SELECT count(*)::int FROM ${s}.jobs j WHERE j.batch_id = b.id AND j.batch_id IS NOT NULL)) AS members FROM ${s}.batches b CROSS JOIN LATERAL (
     SELECT coalesce(json_object_agg(x.state, x.n), '{}') AS counts FROM (
       SELECT 'ready' AS state, count(*)::int AS n FROM ${s}.ready r WHERE r.batch_id = b.id AND r.batch_id > 0 HAVING count(*) > 0
       UNION ALL SELECT w.reason, count(*)::int FROM ${s}.waiting w WHERE w.batch_id = b.id AND w.batch_id > 0 GROUP BY w.reason

@@ -197,7 +197,8 @@ export const tablesSql = (s: string): string[] => [
     since        timestamptz NOT NULL DEFAULT clock_timestamp(),  -- beginning of this generation
     finished_at  timestamptz,
     generation   int NOT NULL DEFAULT 1,  -- a retry after its end begins the next
-    completed    int,                     -- members, as of its end
+    members      int,                     -- known when it is sealed
+    completed    int,                     -- of those, as of its end
     failed       int,
     cancelled    int,
     sealed       boolean NOT NULL DEFAULT false,  -- no more members

@@ -34,10 +34,9 @@ DECLARE
   v_hooks json;
 BEGIN
   IF NOT b.sealed OR b.status <> 'running' THEN RETURN NULL; END IF;
-  SELECT ${unfinished(s, 'p_batch')} AS goes_on, m.members - c.failed - c.cancelled AS completed, c.* INTO v FROM (
+  SELECT ${unfinished(s, 'p_batch')} AS goes_on, b.members - c.failed - c.cancelled AS completed, c.* INTO v FROM (
     SELECT count(*) FILTER (WHERE f.state = 'failed') AS failed, count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
-    FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) c
-  CROSS JOIN (SELECT count(*) AS members FROM ${s}.jobs j WHERE j.batch_id = p_batch AND j.batch_id IS NOT NULL) m;
+    FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) c;
   IF v.goes_on THEN RETURN NULL; END IF;
   v_status := CASE WHEN v.failed > 0 THEN 'failed' WHEN v.cancelled > 0 AND v.completed = 0 THEN 'cancelled' ELSE 'completed' END;
   UPDATE ${s}.batches SET status = v_status, finished_at = clock_timestamp(), completed = v.completed, failed = v.failed, cancelled = v.cancelled
