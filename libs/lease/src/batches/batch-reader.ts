@@ -47,7 +47,7 @@ export class BatchReader {
       after ?? null,
       limit + 1,
     ]);
-    const batches = rows.slice(0, limit).map(summaryOf);
+    const batches: BatchSummary[] = rows.slice(0, limit);
     return { batches, next: rows.length > limit ? (batches.at(-1)?.id ?? null) : null };
   }
 
@@ -94,47 +94,19 @@ export class BatchReader {
   }
 }
 
-const summaryOf = ({
-  id,
-  name,
-  status,
-  sealed,
-  failFast,
-  stopping,
-  generation,
-  createdAt,
-  since,
-  finishedAt,
-}: BatchSummary): BatchSummary => ({
-  id,
-  name,
-  status,
-  sealed,
-  failFast,
-  stopping,
-  generation,
-  createdAt,
-  since,
-  finishedAt,
-});
-
-function infoOf(row: Row): BatchInfo {
-  const counts = Object.fromEntries(JOB_STATES.map((state) => [state, row.counts[state] ?? 0])) as Record<
-    JobState,
-    number
-  >;
-  const { members } = row;
+function infoOf({ counts: given, members, now, ...batch }: Row): BatchInfo {
+  const counts = Object.fromEntries(JOB_STATES.map((state) => [state, given[state] ?? 0])) as Record<JobState, number>;
   counts.completed = members - JOB_STATES.reduce((sum, state) => sum + counts[state], 0);
   const ended = counts.completed + counts.failed + counts.cancelled;
-  const tookMs = row.now.getTime() - row.since.getTime();
-  const goesOn = row.status === 'running' && row.sealed && ended > 0 && ended < members;
+  const tookMs = now.getTime() - batch.since.getTime();
+  const goesOn = batch.status === 'running' && batch.sealed && ended > 0 && ended < members;
   return {
-    ...summaryOf(row),
-    status: members === 0 && row.status === 'running' ? 'untouched' : row.status,
+    ...batch,
+    status: members === 0 && batch.status === 'running' ? 'untouched' : batch.status,
     failing: counts.failed > 0,
     counts,
     members,
-    done: members === 0 ? (row.finishedAt ? 1 : 0) : ended / members,
-    estimatedEnd: goesOn ? new Date(row.now.getTime() + (tookMs * (members - ended)) / ended) : null,
+    done: members === 0 ? (batch.finishedAt ? 1 : 0) : ended / members,
+    estimatedEnd: goesOn ? new Date(now.getTime() + (tookMs * (members - ended)) / ended) : null,
   };
 }

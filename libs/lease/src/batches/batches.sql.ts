@@ -37,7 +37,7 @@ export const stopSql = (s: string): string => `
   UPDATE ${s}.batches SET stopping = true, stop_reason = $2 WHERE id = $1::bigint AND status = 'running' RETURNING id::text`;
 
 const summary = `b.id::text, b.name, b.status, b.sealed, b.fail_fast AS "failFast", b.stopping, b.generation, b.created_at AS "createdAt",
-  b.since, b.finished_at AS "finishedAt", b.stop_reason AS "stopReason"`;
+  b.since, b.finished_at AS "finishedAt"`;
 
 /** A batch, and its members counted by state, in one look at all tables, each by its index of batches: those that completed are the rest. Locks nothing. */
 export const batchSql = (s: string): string => `

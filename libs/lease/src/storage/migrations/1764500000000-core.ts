@@ -22,6 +22,10 @@ export const core = (s: string): MigrationClass =>
       )) as [{ count: string }];
       if (count !== '0') throw new Error(`${count} unfinished jobs are in ${s}; nothing was dropped`);
       await runner.query(`DROP VIEW ${s}.job_status, ${s}.job_runs`);
+      // Before the tables: some take a row of one.
+      await runner.query(`DO $do$ DECLARE f regprocedure; BEGIN
+        FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '${inLiteral(s)}'::regnamespace
+          AND (proname ~ '_v[0-9]+$' OR proname = 'enqueue') LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP; END $do$`);
       for (const name of [
         'jobs',
         'ready',
@@ -41,8 +45,5 @@ export const core = (s: string): MigrationClass =>
         await runner.query(`DROP TABLE ${s}.${name}`);
       }
       await runner.query(`DROP SEQUENCE ${s}.tokens, ${s}.positions, ${s}.lock_numbers`);
-      await runner.query(`DO $do$ DECLARE f regprocedure; BEGIN
-        FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '${inLiteral(s)}'::regnamespace
-          AND (proname ~ '_v[0-9]+$' OR proname = 'enqueue') LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP; END $do$`);
     }
   };
