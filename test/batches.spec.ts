@@ -489,8 +489,10 @@ describe('steering a batch', () => {
     });
     await expect(batches.add(id, [part('d')])).rejects.toThrow(/being cancelled/);
     await eventually(async () => (await batches.get(id)).counts.cancelled === 3);
-    await batches.seal(id);
-    expect(await batches.waitFor(id)).toMatchObject({ status: 'cancelled', counts: { cancelled: 3 } });
+    expect(await batches.waitFor(id)).toMatchObject({ status: 'cancelled', sealed: true, counts: { cancelled: 3 } });
+    const empty = await batches.create('empty', [], { open: true });
+    await batches.cancel(empty.id);
+    expect(await batches.waitFor(empty.id)).toMatchObject({ status: 'cancelled', members: 0 });
   });
 
   it('pause and resume', async () => {
@@ -539,6 +541,11 @@ describe('steering a batch', () => {
 
   it('failFast: the first failure cancels the rest', async () => {
     const { batches } = await start();
+    const open = await batches.create('fast and open', [part('bad', 'fails'), part('b', 1, { delay: '1h' })], {
+      failFast: true,
+      open: true,
+    });
+    expect(await batches.waitFor(open.id)).toMatchObject({ status: 'failed', sealed: true });
     const { id } = await batches.create(
       'fast',
       [part('bad', 'fails'), part('b', 1, { delay: '1h' }), part('c', 1, { dependsOn: ['b'] })],

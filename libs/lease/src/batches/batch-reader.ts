@@ -1,5 +1,5 @@
 import { Injectable } from '@nestjs/common';
-import { EmptyBatchError, InvalidBatchError, UnknownBatchError, WaitTimeoutError } from '../errors';
+import { InvalidBatchError, UnknownBatchError, WaitTimeoutError } from '../errors';
 import { LeaseEvents } from '../events/lease-events';
 import { JOB_STATES, type JobState } from '../jobs/job.types';
 import { type Duration, parseDuration } from '../options/duration';
@@ -78,7 +78,6 @@ export class BatchReader {
       });
       try {
         const batch = await this.get(id);
-        if (batch.status === 'untouched' && batch.sealed) throw new EmptyBatchError(id);
         if (batch.finishedAt) return batch;
         const leftMs = ends - monotonicMs();
         if (leftMs <= 0) throw new WaitTimeoutError(`of batch ${id}`, batch.status, timeoutMs);

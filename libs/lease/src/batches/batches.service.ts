@@ -97,7 +97,7 @@ export class BatchesService {
     return this.reader.waitFor(id, timeout);
   }
 
-  /** Cancels everything of it that is unfinished; running members are asked to stop. Nothing can be added any more. */
+  /** Cancels everything of it that is unfinished; running members are asked to stop. Nothing can be added any more: it ends when they have. */
   cancel(id: BatchId, options: SteerOptions = {}): Promise<BatchSteered> {
     return this.steering.cancel(id, options);
   }

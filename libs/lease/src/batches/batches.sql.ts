@@ -19,10 +19,12 @@ export const namedSql = (s: string): string => `
 export const addEdgesSql = (s: string): string =>
   `SELECT ${s}.add_edges_v1($1::bigint, $2::bigint[], $3::bigint[], $4::boolean[], $5) AS lanes`;
 
+/** From now on it has as many members as it has now. */
+const sealing = (s: string): string =>
+  `sealed = true, members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = $1::bigint AND j.batch_id IS NOT NULL)`;
+
 /** No more members. The caller has the batch locked. */
-export const sealSql = (s: string): string => `
-  UPDATE ${s}.batches SET sealed = true, members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = $1::bigint AND j.batch_id IS NOT NULL)
-  WHERE id = $1::bigint`;
+export const sealSql = (s: string): string => `UPDATE ${s}.batches SET ${sealing(s)} WHERE id = $1::bigint`;
 
 /** Ends a batch if nothing of it is unfinished; see `end_batch_v1`. A statement after the one that locked it. */
 export const endSql = (s: string): string => `
@@ -32,9 +34,9 @@ export const endSql = (s: string): string => `
 export const afterMembersSql = (s: string): string =>
   `SELECT ${s}.after_members_v1($1::bigint[], $2::bigint[]) AS answer`;
 
-/** Says that a batch is being cancelled: whoever waits for a member that was cancelled is cancelled, not failed. Locks its row. */
+/** Says that a batch is being cancelled: whoever waits for a member that was cancelled is cancelled, not failed, and nothing is added. Locks its row. */
 export const stopSql = (s: string): string => `
-  UPDATE ${s}.batches SET stopping = true, stop_reason = $2 WHERE id = $1::bigint AND status = 'running' RETURNING id::text`;
+  UPDATE ${s}.batches SET stopping = true, stop_reason = $2, ${sealing(s)} WHERE id = $1::bigint AND status = 'running' RETURNING id::text`;
 
 const summary = `b.id::text, b.name, b.status, b.sealed, b.fail_fast AS "failFast", b.stopping, b.generation, b.created_at AS "createdAt",
   b.since, b.finished_at AS "finishedAt"`;

@@ -68,7 +68,7 @@ const LEVELS: Record<LeaseEvent['type'], Level> = {
   'job.refused': 'warn',
   'job.rescued': 'warn',
   'job.steered': 'log',
-  'batch.finished': 'log',
+  'batch.finished': 'debug',
   'worker.registered': 'log',
   'worker.draining': 'log',
   'worker.stopped': 'log',

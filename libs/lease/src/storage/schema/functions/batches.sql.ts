@@ -38,7 +38,7 @@ BEGIN
     SELECT count(*) FILTER (WHERE f.state = 'failed') AS failed, count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
     FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) c;
   IF v.goes_on THEN RETURN NULL; END IF;
-  v_status := CASE WHEN v.failed > 0 THEN 'failed' WHEN v.cancelled > 0 AND v.completed = 0 THEN 'cancelled' ELSE 'completed' END;
+  v_status := CASE WHEN v.failed > 0 THEN 'failed' WHEN v.completed = 0 AND (v.cancelled > 0 OR b.stopping) THEN 'cancelled' ELSE 'completed' END;
   UPDATE ${s}.batches SET status = v_status, finished_at = clock_timestamp(), completed = v.completed, failed = v.failed, cancelled = v.cancelled
   WHERE id = p_batch;
   IF b.hooks IS NOT NULL THEN
@@ -198,7 +198,9 @@ BEGIN
     v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0
       AND f.state <> 'completed' AND f.state = 'failed' AND ${since('f', 'b')});
     IF v_failing THEN
-      UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed' WHERE id = v_id;
+      UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed', sealed = true,
+        members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = v_id AND j.batch_id IS NOT NULL) WHERE id = v_id
+      RETURNING * INTO b;
     END IF;
     v_status := ${s}.end_batch_v1(b);
     IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
