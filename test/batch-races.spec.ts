@@ -409,6 +409,25 @@ describe('R31 the size of a batch', () => {
 });
 
 describe('a lost reply', () => {
+  it('R30 of a claim: a member that is given back when it is to be cancelled has ended, and its batch with it', async () => {
+    const proxy = await TcpProxy.start(db.url);
+    const worker = await startHandWorker(db, ['part'], { url: proxy.url(db.url) });
+    // A beat may come before the request: then again.
+    for (let requested = 0; requested === 0;) {
+      const { id, jobIds } = await hand.batches.create('given back', [part('a')]);
+      proxy.dropRepliesAfter(/leasehold_step/);
+      await expect(worker.claims.claim({ kinds: ['part'], limit: 1 })).rejects.toThrow(/reply to the claim was lost/);
+      requested = (
+        await db.query(`UPDATE ${S}.leases SET cancel_requested = true WHERE job_id = $1 RETURNING 1`, [jobIds[0]])
+      ).length;
+      if (requested === 0) await hand.batches.cancel(id);
+      else
+        await eventually(async () => (await statusOf(id)) === 'cancelled', { state: () => hand.jobs.get(jobIds[0]!) });
+    }
+    await worker.close();
+    await proxy.close();
+  });
+
   it('R28 of the commit that made a batch: it is found, not made twice', async () => {
     const proxy = await TcpProxy.start(db.url);
     const worker = await startHandWorker(db, [], { url: proxy.url(db.url) });

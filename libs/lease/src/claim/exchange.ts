@@ -98,6 +98,15 @@ export class Exchange {
     this.release(lease);
   }
 
+  /** Leases that somebody else in this process has moved: a job may have ended by that, on a request to cancel it. */
+  movedElsewhere(rows: readonly MoveRow[]): void {
+    for (const { job_id: jobId, batch_id: batchId, place } of rows) {
+      if (!FINISHED.includes(place)) continue;
+      this.wakeUp.ended(jobId);
+      if (batchId !== '0') this.followUps.ended(batchId, jobId);
+    }
+  }
+
   /** Looks whether something can be sent, on the next turn of the loop: what happens in this turn goes together. */
   wake(): void {
     if (this.scheduled) return;

@@ -6,6 +6,7 @@ import { WakeUp } from '../claim/wake-up';
 import { NotRunningError, SchemaError, StoreNotExclusiveError } from '../errors';
 import { ThrottledLog } from '../events/throttled-log';
 import { ResolvedOptions } from '../options/lease-options';
+import type { MoveRow } from '../settle/outcome';
 import { Database } from '../storage/database';
 import { monotonicMs } from '../storage/delays';
 import { errorText } from '../storage/sql-errors';
@@ -247,7 +248,8 @@ export class HeartbeatService {
   private async giveBack(unknown: AttestResult['unknown'], identity: WorkerIdentity): Promise<void> {
     const moves = unknown.map(([job, token]) => ({ job, token, worker: identity.id, event: 'giveback' }));
     try {
-      await this.database.query(moveSql(this.database.schema.quoted), [JSON.stringify(moves)]);
+      const rows = await this.database.query<MoveRow>(moveSql(this.database.schema.quoted), [JSON.stringify(moves)]);
+      this.exchange.movedElsewhere(rows);
       this.logger.warn(`Gave back ${unknown.length} jobs whose claim's reply was lost`);
       this.exchange.wake();
     } catch (error) {
