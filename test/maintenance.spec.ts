@@ -170,7 +170,10 @@ describe('the leader’s passes', () => {
     await eventually(() => warn.mock.calls.some(([text]) => /^Sweeping keys failed.*injected/.test(String(text))));
     tick(app);
     await eventually(() =>
-      Object.entries(all).every(([name, pass]) => pass.mock.calls.length === (name === 'age' ? 1 : 2)),
+      // The minute's own tick may have come in between.
+      Object.entries(all).every(([name, { mock }]) =>
+        name === 'age' ? mock.calls.length === 1 : mock.calls.length > 1,
+      ),
     );
     slow.open();
     await eventually(() => {

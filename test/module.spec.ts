@@ -474,13 +474,15 @@ describe('roles', () => {
   });
 
   it('R36 @LeaderCron fires on one of two applications, is in the SchedulerRegistry, and passes on with the lead', async () => {
-    const ticks: string[] = [];
+    const ticks: { name: string; leads: boolean }[] = [];
     const appOf = async (name: string) => {
       @Injectable()
       class Cleaner {
+        constructor(private readonly leader: LeaderService) {}
+
         @LeaderCron('* * * * * *', { name: 'clean' })
         clean(): void {
-          ticks.push(name);
+          ticks.push({ name, leads: this.leader.isLeader });
         }
       }
       return boot(moduleOf({ imports: [ScheduleModule.forRoot(), leaseModule(db)], providers: [Cleaner] }));
@@ -488,14 +490,15 @@ describe('roles', () => {
     const [first, second] = [await appOf('first'), await appOf('second')];
     for (const app of [first, second]) expect(app.get(SchedulerRegistry).doesExist('cron', 'clean')).toBe(true);
     const leads = (app: typeof first) => app.get(LeaderService).isLeader;
+    // The lead may change on a machine that stands still for a moment.
+    await eventually(() => ticks.length >= 3, { state: () => ticks });
+    expect(ticks.every((tick) => tick.leads)).toBe(true);
     await eventually(() => leads(first) !== leads(second));
     const [leader, follower, name] = leads(first) ? [first, second, 'first'] : [second, first, 'second'];
-    await eventually(() => ticks.length >= 3, { state: () => ticks });
-    expect(new Set(ticks)).toEqual(new Set([name]));
     await close(leader);
     const before = ticks.length;
     await eventually(() => leads(follower) && ticks.length > before, { state: () => ticks });
-    expect(new Set(ticks.slice(before)).has(name)).toBe(false);
+    expect(ticks.slice(before).some((tick) => tick.name === name)).toBe(false);
   });
 });
 

@@ -82,7 +82,7 @@ describe("the test's own transaction", () => {
     const ran: unknown[] = [];
     script.work = ({ payload }) => {
       ran.push(payload);
-      if ((payload) === 9) throw new NonRetryableError('nine');
+      if (payload === 9) throw new NonRetryableError('nine');
     };
     const { id } = await batches.create(
       'in the test',

@@ -18,13 +18,16 @@ const BUSY_MAX_MS = 1000;
 const PLAIN_MS = 200;
 const PLAIN_KNOWN = 10_000;
 
+/** A batch that has ended, as the database says it. */
+export type EndedBatch = [batchId: string, status: BatchEnd['status'], name: string, generation: number];
+
 interface Answer {
   busy: string[];
   again: string[];
   doomed: [jobId: string, kind: string, queue: string, attempt: number, reason: string][];
   stop: string[];
   plain: string[];
-  ended: [batchId: string, status: BatchEnd['status'], name: string, generation: number][];
+  ended: EndedBatch[];
 }
 
 /** Members that have ended, by batch. */
@@ -91,7 +94,7 @@ export class BatchFollowUps {
     this.due.clear();
   }
 
-  announceEnd([batchId, status, name, generation]: Answer['ended'][number]): void {
+  announceEnd([batchId, status, name, generation]: EndedBatch): void {
     this.events.emit({ type: 'batch.finished', batchId, name, status, generation });
   }
 

@@ -38,7 +38,7 @@ import type {
   BatchStatus,
   CreatedBatch,
 } from './batch.types';
-import { BatchFollowUps } from './batch-follow-ups';
+import { BatchFollowUps, type EndedBatch } from './batch-follow-ups';
 import { type PlannedMember, planMembers, unknownNames } from './batch-plan';
 import { addEdgesSql, batchOfRequestSql, endSql, insertBatchSql, lockBatchSql, namedSql, sealSql } from './batches.sql';
 import { assertBatchId } from './batch-id';
@@ -53,22 +53,13 @@ interface StoredHook {
   payload: unknown;
 }
 
-interface Ended {
-  status: BatchEnd['status'] | null;
-  name: string;
-  generation: number;
-}
-
-/** It was sealed already, and has this status. */
-interface Already {
+interface Sealed {
   status: BatchEnd['status'] | 'running';
-  already: true;
+  ended?: EndedBatch;
 }
-
-type Sealed = Ended | Already;
 
 interface Made extends CreatedBatch {
-  ended?: Ended;
+  ended?: EndedBatch;
 }
 
 /** Makes batches, adds to them and seals them: each in one transaction, the caller's if given (R28). */
@@ -118,7 +109,7 @@ export class BatchWriter {
         return row && { id: row.id, jobIds: asGiven(plan, row.jobs ?? []) };
       },
     );
-    this.tell(made.id, made.ended);
+    if (made.ended) this.followUps.announceEnd(made.ended);
     return { id: made.id, jobIds: made.jobIds };
   }
 
@@ -149,15 +140,16 @@ export class BatchWriter {
   async seal(id: BatchId, options: CallerTransaction & Pick<BatchOptions, 'ifEmpty'>): Promise<BatchStatus> {
     assertOptions(options, ['ifEmpty', ...TRANSACTION_KEYS]);
     assertBatchId(id);
-    const ended = await this.inTransaction<Sealed>(options, 0, async (run) => {
+    const { status, ended } = await this.inTransaction<Sealed>(options, 0, async (run) => {
       const { sealed, status } = await this.lock(run, id);
-      if (sealed) return { result: { status, already: true }, lanes: [] };
+      if (sealed) return { result: { status }, lanes: [] };
       if (options.ifEmpty !== 'complete') await this.refuseEmpty(run, id);
       await run(sealSql(this.s), [id]);
-      return { result: await this.end(run, id), lanes: [] };
+      const ended = await this.end(run, id);
+      return { result: ended ? { status: ended[1], ended } : { status: 'running' }, lanes: [] };
     });
-    this.tell(id, ended);
-    return ended.status ?? 'running';
+    if (ended) this.followUps.announceEnd(ended);
+    return status;
   }
 
   private async refuseEmpty(run: RunInTransaction, id: BatchId): Promise<void> {
@@ -252,14 +244,9 @@ export class BatchWriter {
   }
 
   /** A statement after the one that locked or made it. */
-  private async end(run: RunInTransaction, id: BatchId): Promise<Ended> {
-    const [row] = await run<Ended & Record<string, unknown>>(endSql(this.s), [id]);
-    return row ?? { status: null, name: '', generation: 0 };
-  }
-
-  private tell(id: BatchId, ended: Sealed | undefined): void {
-    if (ended?.status && !('already' in ended))
-      this.followUps.announceEnd([id, ended.status, ended.name, ended.generation]);
+  private async end(run: RunInTransaction, id: BatchId): Promise<EndedBatch | undefined> {
+    const [row] = await run<{ ended: [EndedBatch] | null }>(endSql(this.s), [id]);
+    return row?.ended?.[0];
   }
 
   /**

@@ -26,9 +26,8 @@ const sealing = (s: string): string =>
 /** No more members. The caller has the batch locked. */
 export const sealSql = (s: string): string => `UPDATE ${s}.batches SET ${sealing(s)} WHERE id = $1::bigint`;
 
-/** Ends a batch if nothing of it is unfinished; see `end_batch_v1`. A statement after the one that locked it. */
-export const endSql = (s: string): string => `
-  SELECT ${s}.end_batch_v1(b) AS status, b.name, b.generation FROM ${s}.batches b WHERE b.id = $1::bigint`;
+/** Ends a batch if nothing of it is unfinished; see `end_batches_v1`. A statement after the one that locked it. */
+export const endSql = (s: string): string => `SELECT ${s}.end_batches_v1(ARRAY[$1::bigint]) AS ended`;
 
 /** After members have ended; see `after_members_v1`. */
 export const afterMembersSql = (s: string): string =>

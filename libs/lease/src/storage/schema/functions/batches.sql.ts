@@ -19,41 +19,53 @@ const since = (finished: string, batch: string): string =>
 const UNTIL = `v_until timestamptz := clock_timestamp() + interval '1 day';`;
 
 /**
- * Ends a batch of which nothing is unfinished: status, counts and the jobs of its hooks, once a generation. Returns the status, or null: it is not
- * at its end, or was ended by somebody else. The caller has its row locked, and read under the lock, in a statement before: so whoever finished a member and looked
- * before has committed, and is seen. Probe and aggregate are ONE statement over all state tables, since a member that moves between two is invisible to
+ * Ends those batches of which nothing is unfinished: status, counts and the jobs of their hooks, once a generation. Returns [[batch, status, name, generation], …];
+ * one that is not at its end, or was ended by somebody else, is not in it. The caller has their rows locked, by a statement before: so whoever finished a member
+ * and looked before has committed, and is seen. Probe and counts are ONE statement over all state tables, since a member that moves between two is invisible to
  * two statements; and it does not write, since a statement that reads and writes would read what was there before it waited for the row.
  */
-export const endBatchSql = (s: string): string => `
-CREATE FUNCTION ${s}.end_batch_v1(b ${s}.batches) RETURNS text LANGUAGE plpgsql AS $fn$
+export const endBatchesSql = (s: string): string => `
+CREATE FUNCTION ${s}.end_batches_v1(p_batches bigint[]) RETURNS json LANGUAGE plpgsql AS $fn$
 DECLARE
   ${UNTIL}
-  p_batch bigint := b.id;
-  v record;
-  v_status text;
+  v_ids bigint[];
+  v_status text[];
+  v_failed int[];
+  v_cancelled int[];
+  v_hooked boolean;
   v_hooks json;
+  v_lanes json;
+  r_ended json;
 BEGIN
-  IF NOT b.sealed OR b.status <> 'running' THEN RETURN NULL; END IF;
-  SELECT ${unfinished(s, 'p_batch')} AS goes_on, b.members - c.failed - c.cancelled AS completed, c.* INTO v FROM (
-    SELECT count(*) FILTER (WHERE f.state = 'failed') AS failed, count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
-    FROM ${s}.finished f WHERE f.batch_id = p_batch AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) c;
-  IF v.goes_on THEN RETURN NULL; END IF;
-  v_status := CASE WHEN v.failed > 0 THEN 'failed' WHEN v.completed = 0 AND (v.cancelled > 0 OR b.stopping) THEN 'cancelled' ELSE 'completed' END;
-  UPDATE ${s}.batches SET status = v_status, finished_at = clock_timestamp(), completed = v.completed, failed = v.failed, cancelled = v.cancelled
-  WHERE id = p_batch;
-  IF b.hooks IS NOT NULL THEN
+  SELECT array_agg(c.id), array_agg(CASE WHEN c.failed > 0 THEN 'failed' WHEN c.members = c.cancelled AND (c.cancelled > 0 OR c.stopping) THEN 'cancelled'
+      ELSE 'completed' END), array_agg(c.failed), array_agg(c.cancelled), bool_or(c.hooked)
+  INTO v_ids, v_status, v_failed, v_cancelled, v_hooked FROM (
+    SELECT b.id, b.members, b.stopping, b.hooks IS NOT NULL AS hooked, n.failed, n.cancelled
+    FROM unnest(p_batches) AS u(id) JOIN ${s}.batches b ON b.id = u.id AND ${few('u.id')} CROSS JOIN LATERAL (
+      SELECT count(*) FILTER (WHERE f.state = 'failed') AS failed, count(*) FILTER (WHERE f.state = 'cancelled') AS cancelled
+      FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed' AND ${since('f', 'b')}) n
+    WHERE b.sealed AND b.status = 'running' AND NOT ${unfinished(s, 'b.id')} ORDER BY b.id) c;
+  IF v_ids IS NULL THEN RETURN NULL; END IF;
+  WITH x AS (
+    UPDATE ${s}.batches b SET status = u.status, finished_at = clock_timestamp(), completed = b.members - u.failed - u.cancelled, failed = u.failed,
+      cancelled = u.cancelled
+    FROM unnest(v_ids, v_status, v_failed, v_cancelled) AS u(id, status, failed, cancelled) WHERE b.id = u.id AND ${few('u.id')}
+    RETURNING b.id, b.status, b.name, b.generation
+  ) SELECT json_agg(json_build_array(x.id::text, x.status, x.name, x.generation)) INTO r_ended FROM x;
+  IF v_hooked THEN
     SELECT json_agg((left(h.head::text, -1) || ',"payloads":[' || left(h.payload::text, -1) || CASE h.payload::text WHEN '{}' THEN '' ELSE ',' END
-      || '"batch":' || json_build_object('id', b.id::text, 'name', b.name, 'status', v_status, 'generation', b.generation,
-        'completed', v.completed, 'failed', v.failed, 'cancelled', v.cancelled) || '}]}')::json) INTO v_hooks
-    FROM json_to_recordset(b.hooks) AS h("on" text, head json, payload json) WHERE h."on" IN ('finished', v_status);
+        || '"batch":' || json_build_object('id', b.id::text, 'name', b.name, 'status', b.status, 'generation', b.generation,
+          'completed', b.completed, 'failed', b.failed, 'cancelled', b.cancelled) || '}]}')::json ORDER BY u.i),
+      json_agg(DISTINCT jsonb_build_array(h.head->'queue', h.head->'kind'))
+    INTO v_hooks, v_lanes
+    FROM unnest(v_ids) WITH ORDINALITY AS u(id, i) JOIN ${s}.batches b ON b.id = u.id AND ${few('u.id')}
+    CROSS JOIN LATERAL json_to_recordset(b.hooks) AS h("on" text, head json, payload json) WHERE h."on" IN ('finished', b.status);
     IF v_hooks IS NOT NULL THEN
       PERFORM ${s}.enqueue_v1(v_hooks);
-      PERFORM ${s}.announce_v1((SELECT json_agg(DISTINCT x.lane) FROM (
-        SELECT jsonb_build_array(h.head->'queue', h.head->'kind') AS lane FROM jsonb_to_recordset(b.hooks::jsonb) AS h("on" text, head jsonb)
-        WHERE h."on" IN ('finished', v_status)) x)::text);
+      PERFORM ${s}.announce_v1(v_lanes::text);
     END IF;
   END IF;
-  RETURN v_status;
+  RETURN r_ended;
 END $fn$`;
 
 /**
@@ -142,9 +154,9 @@ END $fn$`;
  * that fails fast. A new call, never a part of that commit: who looks before others have committed does not see them, and of two that finish at
  * once the later look sees both.
  *
- * A sealed batch without edges costs three probes of an index, whatever its size; at its end its row is locked, unless somebody else has it. Of all others
- * the row is locked (FOR NO KEY UPDATE) first of all, waiting for lock_timeout at most, then what `follow_edges_v1` says. What could not be locked comes
- * back as `busy`, for another call.
+ * Sealed batches without edges that do not fail fast cost three probes of an index each, whatever their size; the rows of those at their end are locked, unless
+ * somebody else has them, and ended all at once. Of each other batch the row is locked (FOR NO KEY UPDATE) first of all, waiting for lock_timeout at
+ * most, then what `follow_edges_v1` says. What could not be locked comes back as `busy`, for another call.
  *
  * Returns { busy: [batch…], again: [batch…], doomed: [[job, kind, queue, attempt, reason], …] (failed or cancelled by this: they are `p_jobs` of the next
  * call, with the batches `again`), stop: [batch…] (to be cancelled), plain: [batch…] (nothing follows from
@@ -160,56 +172,67 @@ DECLARE
   v_doomed json;
   v_again boolean;
   v_failing boolean;
-  v_status text;
+  v_ends bigint[];
+  v_locked bigint[];
+  v_ended json;
   r_busy text[] := '{}';
-  r_plain text[] := '{}';
+  r_plain bigint[];
   r_again text[] := '{}';
   r_stop text[] := '{}';
   r_doomed json[] := '{}';
   r_ended json[] := '{}';
 BEGIN
-  FOR v_id IN SELECT DISTINCT u.id FROM unnest(p_batches) AS u(id) ORDER BY u.id LOOP
+  SELECT array_agg(x.id), array_agg(x.id) FILTER (WHERE NOT ${unfinished(s, 'x.id')}) INTO r_plain, v_ends
+  FROM unnest(p_batches) AS u(id) JOIN ${s}.batches x ON x.id = u.id AND ${few('u.id')}
+  WHERE x.status = 'running' AND x.sealed AND NOT x.edged AND NOT x.fail_fast;
+
+  FOR v_id IN SELECT DISTINCT u.id FROM unnest(p_batches) AS u(id) WHERE u.id <> ALL (coalesce(r_plain, '{}')) ORDER BY u.id LOOP
     SELECT * INTO b FROM ${s}.batches WHERE id = v_id;
     CONTINUE WHEN NOT FOUND OR b.status <> 'running';
-    v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0 AND f.state <> 'completed' AND f.state = 'failed'
-      AND ${since('f', 'b')});
-    IF b.sealed AND NOT b.edged AND NOT b.fail_fast THEN r_plain := r_plain || v_id::text; END IF;
+    v_failing := b.fail_fast AND NOT b.stopping AND ${failed(s)};
     -- One that is open may just be given edges.
     CONTINUE WHEN b.sealed AND NOT b.edged AND NOT v_failing AND ${unfinished(s, 'v_id')};
     -- The lock also gives the transaction its number, before any position is taken (see enqueue_v1); most looks end before, and write nothing.
     v_doomed := NULL;
     v_again := false;
-    IF b.sealed AND NOT b.edged THEN
-      SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE SKIP LOCKED;
-      IF NOT FOUND THEN r_busy := r_busy || v_id::text; CONTINUE; END IF;
-    ELSE
-      BEGIN
-        SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
-        IF b.edged AND b.status = 'running' THEN
-          SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
-          IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
-        END IF;
-      EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-        r_busy := r_busy || v_id::text;
-        CONTINUE;
-      END;
-    END IF;
+    BEGIN
+      SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
+      IF b.edged AND b.status = 'running' THEN
+        SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
+        IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
+      END IF;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+      r_busy := r_busy || v_id::text;
+      CONTINUE;
+    END;
     CONTINUE WHEN b.id IS NULL OR b.status <> 'running';
-    v_failing := b.fail_fast AND NOT b.stopping AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = v_id AND f.batch_id > 0
-      AND f.state <> 'completed' AND f.state = 'failed' AND ${since('f', 'b')});
+    v_failing := b.fail_fast AND NOT b.stopping AND ${failed(s)};
     IF v_failing THEN
       UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed', sealed = true,
-        members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = v_id AND j.batch_id IS NOT NULL) WHERE id = v_id
-      RETURNING * INTO b;
+        members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = v_id AND j.batch_id IS NOT NULL) WHERE id = v_id;
     END IF;
-    v_status := ${s}.end_batch_v1(b);
+    v_ended := ${s}.end_batches_v1(ARRAY[v_id]);
     IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
     IF v_doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v_doomed)); END IF;
-    IF v_status IS NOT NULL THEN r_ended := r_ended || json_build_array(v_id::text, v_status, b.name, b.generation);
+    IF v_ended IS NOT NULL THEN r_ended := r_ended || ARRAY(SELECT json_array_elements(v_ended));
     ELSIF v_failing THEN r_stop := r_stop || v_id::text; END IF;
   END LOOP;
-  RETURN json_build_object('busy', r_busy, 'again', r_again, 'doomed', r_doomed, 'stop', r_stop, 'plain', r_plain, 'ended', r_ended);
+
+  -- Last, and without waiting: whoever waits in the loop above holds nothing that another look waits for in vain.
+  IF v_ends IS NOT NULL THEN
+    v_locked := ARRAY(SELECT x.id FROM ${s}.batches x WHERE x.id = ANY (v_ends) AND ${few('x.id')} ORDER BY x.id FOR NO KEY UPDATE SKIP LOCKED);
+    r_busy := r_busy || ARRAY(SELECT u.id::text FROM unnest(v_ends) AS u(id) WHERE u.id <> ALL (v_locked));
+    v_ended := ${s}.end_batches_v1(v_locked);
+    IF v_ended IS NOT NULL THEN r_ended := r_ended || ARRAY(SELECT json_array_elements(v_ended)); END IF;
+  END IF;
+  RETURN json_build_object('busy', r_busy, 'again', r_again, 'doomed', r_doomed, 'stop', r_stop, 'plain', coalesce(r_plain::text[], '{}'), 'ended', r_ended);
 END $fn$`;
+
+/** Whether a member of the batch `b` has failed. */
+const failed = (
+  s: string,
+): string => `EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed'
+      AND f.state = 'failed' AND ${since('f', 'b')})`;
 
 /**
  * Edges of members that were added just now, in the same transaction, which has the batch locked: `p_jobs[i]` needs `p_needs[i]`. What is met already is
