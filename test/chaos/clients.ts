@@ -4,10 +4,11 @@ import type { INestApplicationContext } from '@nestjs/common';
 import { Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { Client } from 'pg';
+import { TcpProxy } from '../support/tcp-proxy';
 import type { Work } from './chaos-worker';
 import type { Ledger } from './ledger';
 import { Random } from './random';
-import { SETTINGS } from './settings';
+import { QUERY_TIMEOUT, SETTINGS } from './settings';
 
 const COMMANDS: readonly JobCommand[] = [
   'cancel',
@@ -30,16 +31,20 @@ export class Clients {
 
   private constructor(
     private readonly app: INestApplicationContext,
+    /** Theirs to the database. */
+    readonly line: TcpProxy,
     private readonly url: string,
     private readonly ledger: Ledger,
     private readonly seed: number,
   ) {}
 
   static async open(url: string, ledger: Ledger, seed: number): Promise<Clients> {
-    @Module({ imports: [LeaseModule.forRoot({ ...SETTINGS, role: 'producer', connection: { url }, migrate: true })] })
+    const line = await TcpProxy.start(url);
+    const connection = { url: line.url(url), queryTimeout: QUERY_TIMEOUT };
+    @Module({ imports: [LeaseModule.forRoot({ ...SETTINGS, role: 'producer', connection, migrate: true })] })
     class ClientModule {}
     const app = await NestFactory.createApplicationContext(ClientModule, { logger: ['fatal'], abortOnError: false });
-    return new Clients(app, url, ledger, seed);
+    return new Clients(app, line, connection.url, ledger, seed);
   }
 
   get jobs(): JobsService {
@@ -54,19 +59,22 @@ export class Clients {
     this.loop('operator', 30, (random) => this.steer(random));
   }
 
-  /** No more jobs and commands; what is paused goes on. */
+  /** A job that ends whatever process runs it. */
+  async poison(): Promise<string> {
+    const id = await this.jobs.enqueue(KIND, { ms: 0, poison: true } satisfies Work, OPTIONS);
+    await this.ledger.ack([id], 'poison');
+    return id;
+  }
+
+  /** No more jobs and commands. */
   async stop(): Promise<void> {
     this.stopping.abort();
     await Promise.all(this.tasks);
-    for (let after: string | undefined; ;) {
-      const { next } = await this.jobs.steerMany('resume', { state: 'paused' }, after === undefined ? {} : { after });
-      if (next === null) return;
-      after = next;
-    }
   }
 
-  close(): Promise<void> {
-    return this.app.close();
+  async close(): Promise<void> {
+    await this.app.close();
+    await this.line.close();
   }
 
   private loop(name: string, everyMs: number, act: (random: Random) => Promise<void>): void {
@@ -83,8 +91,8 @@ export class Clients {
     this.tasks.push(run());
   }
 
-  private async remember(ids: string[], what: string, key: string | null = null): Promise<void> {
-    await this.ledger.ack(ids, what, key);
+  private async remember(ids: string[], what: string, dueMs = 0): Promise<void> {
+    await this.ledger.ack(ids, what, dueMs);
     this.known.push(...ids);
     this.known.splice(0, Math.max(0, this.known.length - 500));
   }
@@ -94,8 +102,8 @@ export class Clients {
       const works = Array.from({ length: random.int(2, 50) }, () => workOf(random));
       return this.remember(await this.jobs.enqueueMany(KIND, works, OPTIONS), 'many');
     }
-    const delay = random.chance(0.2) ? { delay: random.int(0, 3000) } : {};
-    await this.remember([await this.jobs.enqueue(KIND, workOf(random), { ...OPTIONS, ...delay })], 'one');
+    const delay = random.chance(0.2) ? random.int(0, 3000) : 0;
+    await this.remember([await this.jobs.enqueue(KIND, workOf(random), { ...OPTIONS, delay })], 'one', delay);
   }
 
   /** The promise stands in the same transaction: with a rollback there is neither. */
@@ -130,7 +138,7 @@ export class Clients {
     const key = `k${random.int(1, 30)}`;
     const keyMode = random.pick(['ignore', 'replace', 'serial', { throttle: 500 }, { debounce: 300 }] as const);
     const { id } = await this.jobs.enqueueUnique(KIND, workOf(random), { ...OPTIONS, key, keyMode });
-    await this.remember([id], 'keyed', key);
+    await this.remember([id], 'keyed');
   }
 
   private async batch(random: Random): Promise<void> {
@@ -175,9 +183,7 @@ const OPTIONS = { maxAttempts: 8, maxCrashes: 4, deadline: '20s', backoff: { bas
 
 function workOf(random: Random): Work {
   const [ms, kind] = [random.int(0, 1) * random.int(0, 400), random.next()];
-  // Each ends four workers before it is convicted, and makes suspects of their other jobs.
-  if (kind < 0.0003) return { ms, poison: true };
   if (kind < 0.03) return { ms, fatal: true };
   if (kind < 0.1) return { ms, failures: random.int(1, 2) };
-  return { ms, effect: kind < 0.4 };
+  return { ms, effect: kind < 0.4, checkpoint: kind > 0.8 };
 }

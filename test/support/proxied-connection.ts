@@ -64,6 +64,14 @@ export class ProxiedConnection {
     this.toClient.delayMs = ms;
   }
 
+  /** Ends one side; a frozen line hides it from the other. */
+  forsake(side: 'client' | 'server'): void {
+    this.freeze(true);
+    if (side === 'server') this.server.destroy();
+    else if (this.client.writableEnded) this.client.destroy();
+    else this.client.resetAndDestroy();
+  }
+
   /** Ends both sides at once; the client sees a reset connection. */
   cut(): void {
     this.toServer.destroy();

@@ -82,6 +82,16 @@ export class TcpProxy {
     return chosen.length;
   }
 
+  /**
+   * One side of the open connections ends, and the other is never told: half-open, as behind a machine that lost its power ('server' ends), or
+   * a NAT that forgot ('client'). Until a thaw, a cut or the end. Returns how many.
+   */
+  forsake(side: 'client' | 'server', selector?: Selector): number {
+    const chosen = [...this.connections].filter((connection) => matches(selector, connection));
+    for (const connection of chosen) connection.forsake(side);
+    return chosen.length;
+  }
+
   /** Refuses new connections (a server that is away) and ends the open ones, until `refuse(false)`. */
   refuse(refusing = true): void {
     this.isRefusing = refusing;
