@@ -4,11 +4,9 @@ import {
   type BatchMember,
   EmptyBatchError,
   type Handler,
-  IllegalBatchStateError,
   InvalidBatchError,
   type Job,
   JobHandler,
-  type Lease,
   NonRetryableError,
   UnknownBatchError,
 } from '@leasehold/nestjs';
@@ -18,10 +16,10 @@ import {
   type TestDatabase,
   createTestDatabase,
   eventually,
-  gate,
   startHandWorker,
   startLeaseApp,
 } from './support';
+import { Part, part, parts } from './support/batch-parts';
 import { untilState } from './support/job-states';
 
 const S = '"leasehold"';
@@ -31,13 +29,6 @@ beforeAll(async () => {
 });
 afterAll(() => db.drop());
 
-let work: (job: Job<never>, lease: Lease) => unknown;
-@JobHandler('part', { backoff: 0, concurrency: 20 })
-class Part implements Handler {
-  handle(job: Job, lease: Lease): unknown {
-    return work(job as Job<never>, lease);
-  }
-}
 const closings: BatchEnd[] = [];
 @JobHandler('closing')
 class Closing implements Handler<{ batch: BatchEnd }> {
@@ -48,19 +39,8 @@ class Closing implements Handler<{ batch: BatchEnd }> {
 const start = (options: object = {}): Promise<LeaseApp> => startLeaseApp(db, { handlers: [Part, Closing], options });
 beforeEach(() => {
   closings.length = 0;
-  work = ({ payload }) => {
-    if ((payload as unknown) === 'fails') throw new NonRetryableError('as told');
-    return payload;
-  };
+  Part.reset();
 });
-
-const part = (name: string, payload: unknown = name, more: Partial<BatchMember> = {}): BatchMember => ({
-  handler: Part,
-  payload,
-  name,
-  ...more,
-});
-const parts = (...payloads: unknown[]): BatchMember[] => payloads.map((payload) => ({ handler: Part, payload }));
 
 describe('R28 creating a batch', () => {
   it('R28 makes batch, members and edges at once; without dependencies ready, else blocked', async () => {
@@ -143,6 +123,9 @@ describe('R28 creating a batch', () => {
     ['ok', { opened: true }, 'opened'],
     ['ok', { onFinished: { handler: Closing, payload: [] } }, 'onFinished.payload'],
     ['ok', { onFinished: { handler: Closing, payload: { batch: 1 } } }, 'onFinished.payload'],
+    ['ok', { onFinished: { handler: Closing, payload: new URL('http://localhost') } }, 'onFinished.payload'],
+    ['ok', { onFinished: { handler: Closing, payload: { toJSON: () => ({ batch: 1 }) } } }, 'onFinished.payload'],
+    ['ok', { onFinished: { handler: Closing, payload: { n: 1n } } }, 'onFinished.payload'],
     ['ok', { onFailed: { handler: Closing, key: 'k' } }, 'onFailed.key'],
     ['ok', { onCompleted: { handler: Closing, priority: 1e9 } }, 'onCompleted.priority'],
     ['ok', { onCompleted: 7 }, 'onCompleted'],
@@ -276,7 +259,7 @@ describe('R30 the status', () => {
 describe('R29 dependencies', () => {
   it('R29 a member starts when all that it needs have completed', async () => {
     const order: string[] = [];
-    work = async ({ payload }) => {
+    Part.work = async ({ payload }) => {
       await sleep(Math.random() * 20);
       order.push(payload);
     };
@@ -294,7 +277,7 @@ describe('R29 dependencies', () => {
 
   it('R29 F:K4 a permanent failure fails those behind it, transitively, with a reason that names the first', async () => {
     const ran: string[] = [];
-    work = ({ payload }) => {
+    Part.work = ({ payload }) => {
       ran.push(payload);
       if ((payload as string) === 'bad') throw new NonRetryableError('no such file');
     };
@@ -382,200 +365,6 @@ describe('R29 dependencies', () => {
   });
 });
 
-describe('open batches', () => {
-  it('members are added while it is open, and it ends only when it is sealed', async () => {
-    const { batches } = await start();
-    const { id } = await batches.create('open', [part('a')], { open: true, onFinished: Closing });
-    await eventually(async () => (await batches.get(id)).counts.completed === 1);
-    expect(await batches.get(id)).toMatchObject({ status: 'running', sealed: false, estimatedEnd: null });
-    const added = await batches.add(id, [part('b', 'b', { dependsOn: ['a'] }), part('c', 'c', { dependsOn: ['b'] })]);
-    expect(added).toMatchObject({ added: 2, existing: [] });
-    await eventually(async () => (await batches.get(id)).counts.completed === 3);
-    expect(closings).toEqual([]);
-    expect(await batches.seal(id)).toBe('completed');
-    expect(await batches.seal(id)).toBe('completed');
-    await eventually(() => closings.length === 1);
-    await expect(batches.add(id, [part('d')])).rejects.toThrow(IllegalBatchStateError);
-    await expect(batches.add(id, [part('d')])).rejects.toThrow(/it has ended/);
-  });
-
-  it('sealed while members run: it ends with the last; adding meanwhile is an error', async () => {
-    const go = gate();
-    work = () => go.promise;
-    const { batches } = await start();
-    const { id } = await batches.create('sealed', [part('a')], { open: true });
-    expect(await batches.seal(id)).toBe('running');
-    await expect(batches.add(id, [part('b')])).rejects.toThrow(/it is sealed/);
-    go.open();
-    expect((await batches.waitFor(id)).status).toBe('completed');
-  });
-
-  it('what is added behind a member that has failed has failed; unknown names are refused', async () => {
-    const { batches, jobs } = await start();
-    const { id } = await batches.create('behind', [part('bad', 'fails')], { open: true });
-    await eventually(async () => (await batches.get(id)).counts.failed === 1);
-    const { jobIds } = await batches.add(id, [
-      part('b', 1, { dependsOn: ['bad'] }),
-      part('c', 1, { dependsOn: ['b'] }),
-    ]);
-    for (const jobId of jobIds) {
-      expect(await jobs.get(jobId)).toMatchObject({ state: 'failed', reason: 'needs "bad", which failed: as told' });
-    }
-    await expect(batches.add(id, [part('d', 1, { dependsOn: ['nobody'] })])).rejects.toMatchObject({
-      names: ['nobody'],
-      field: 'dependsOn',
-    });
-    expect(await batches.seal(id)).toBe('failed');
-  });
-
-  it('F:K6 a fan-out that broke off is repeated: the same names are added once', async () => {
-    work = async ({ payload, batchId, attempt }, lease) => {
-      if ((payload as unknown) !== 'root') return;
-      const { batches } = worker;
-      const members = Array.from({ length: 1000 }, (_, i) => part(`child ${i}`, i));
-      await batches.add(batchId!, members.slice(0, attempt === 1 ? 500 : 1000), { under: lease });
-      if (attempt === 1) throw new Error('half-way');
-    };
-    const worker = await start();
-    const { id } = await worker.batches.create('fan-out', [part('root')], { open: true });
-    await eventually(async () => (await worker.batches.get(id)).members === 1001);
-    await worker.batches.seal(id);
-    expect(await worker.batches.waitFor(id)).toMatchObject({ status: 'completed', counts: { completed: 1001 } });
-  });
-
-  it('F:K6 R17 a zombie adds nothing', async () => {
-    const errors: unknown[] = [];
-    const done = gate();
-    work = async ({ id, batchId }, lease) => {
-      await db.query(
-        `UPDATE ${S}.leases SET token = nextval('${S}.tokens'), worker_id = 'somebody else' WHERE job_id = $1`,
-        [id],
-      );
-      await worker.batches
-        .add(batchId!, [part('child')], { under: lease })
-        .catch((error: unknown) => errors.push(error));
-      done.open();
-    };
-    const worker = await start();
-    const { id, jobIds } = await worker.batches.create('zombie', [part('root')], { open: true });
-    await done.promise;
-    expect(errors).toMatchObject([{ code: 'LEASE_LOST' }]);
-    expect((await worker.batches.get(id)).members).toBe(1);
-    await worker.jobs.forceCancel(jobIds[0]!);
-    expect(await worker.batches.seal(id)).toBe('cancelled');
-  });
-});
-
-describe('steering a batch', () => {
-  it('cancel: nothing is added, everything unfinished is cancelled, whoever waits behind it too', async () => {
-    const go = gate();
-    work = async (_job, lease) => {
-      lease.signal.addEventListener('abort', () => go.open());
-      await go.promise;
-      lease.assertHeld();
-    };
-    const { batches } = await start();
-    const { id } = await batches.create(
-      'cancel',
-      [part('a'), part('b', 1, { dependsOn: ['a'] }), part('c', 1, { delay: '1h' })],
-      { open: true },
-    );
-    await eventually(async () => (await batches.get(id)).counts.running === 1);
-    expect(await batches.cancel(id, { reason: 'enough' })).toEqual({
-      changed: 2,
-      requested: 1,
-      unchanged: 0,
-      skipped: 0,
-    });
-    await expect(batches.add(id, [part('d')])).rejects.toThrow(/being cancelled/);
-    await eventually(async () => (await batches.get(id)).counts.cancelled === 3);
-    expect(await batches.waitFor(id)).toMatchObject({ status: 'cancelled', sealed: true, counts: { cancelled: 3 } });
-    const empty = await batches.create('empty', [], { open: true });
-    await batches.cancel(empty.id);
-    expect(await batches.waitFor(empty.id)).toMatchObject({ status: 'cancelled', members: 0 });
-  });
-
-  it('pause and resume', async () => {
-    const { batches } = await startHandWorker(db, ['part']);
-    const { id } = await batches.create('pause', [
-      part('a'),
-      part('b', 1, { dependsOn: ['a'] }),
-      part('c', 1, { delay: '1h' }),
-    ]);
-    expect(await batches.pause(id)).toMatchObject({ changed: 3 });
-    expect((await batches.get(id)).counts).toMatchObject({ paused: 3 });
-    expect(await batches.resume(id)).toMatchObject({ changed: 3 });
-    expect((await batches.get(id)).counts).toMatchObject({ ready: 1, blocked: 1, scheduled: 1 });
-    await batches.cancel(id);
-  });
-
-  it('R31 retryFailed: the next generation, with one end and one hook of its own', async () => {
-    let broken = true;
-    const ran: string[] = [];
-    work = ({ payload }) => {
-      ran.push(payload);
-      if (broken && (payload as string) === 'a') throw new NonRetryableError('broken');
-    };
-    const { batches, jobs } = await start();
-    const { id, jobIds } = await batches.create(
-      'again',
-      [part('a'), part('b', 'b', { dependsOn: ['a'] }), part('c', 'c', { dependsOn: ['b'] }), part('d')],
-      { onFinished: Closing },
-    );
-    expect(await batches.waitFor(id)).toMatchObject({ status: 'failed', generation: 1 });
-    await expect(jobs.retry(jobIds[1]!)).rejects.toThrow(
-      new RegExp(`needs job ${jobIds[0]}, which has failed: retry that first`),
-    );
-    expect(await batches.get(id)).toMatchObject({ status: 'failed', generation: 1 });
-    broken = false;
-    expect(await batches.retryFailed(id)).toMatchObject({ changed: 3 });
-    expect(await batches.waitFor(id)).toMatchObject({ status: 'completed', generation: 2, counts: { completed: 4 } });
-    await eventually(() => closings.length === 2);
-    expect(closings.map(({ generation, status }) => [generation, status])).toEqual([
-      [1, 'failed'],
-      [2, 'completed'],
-    ]);
-    expect(ran).toEqual(expect.arrayContaining(['a', 'a', 'b', 'c', 'd']));
-    expect(ran).toHaveLength(5);
-  });
-
-  it('failFast: the first failure cancels the rest', async () => {
-    const { batches } = await start();
-    const open = await batches.create('fast and open', [part('bad', 'fails'), part('b', 1, { delay: '1h' })], {
-      failFast: true,
-      open: true,
-    });
-    expect(await batches.waitFor(open.id)).toMatchObject({ status: 'failed', sealed: true });
-    const { id } = await batches.create(
-      'fast',
-      [part('bad', 'fails'), part('b', 1, { delay: '1h' }), part('c', 1, { dependsOn: ['b'] })],
-      { failFast: true },
-    );
-    expect(await batches.waitFor(id)).toMatchObject({ status: 'failed', counts: { failed: 1, cancelled: 2 } });
-  });
-
-  it('deletion only as a whole, and not before it has ended', async () => {
-    const { batches, jobs } = await startHandWorker(db, ['part']);
-    const { id, jobIds } = await batches.create('delete', [part('a'), part('b', 1, { dependsOn: ['a'] })]);
-    await expect(batches.delete(id)).rejects.toThrow(IllegalBatchStateError);
-    await expect(jobs.delete(jobIds[0]!)).rejects.toThrow(new RegExp(`member of batch ${id}: delete that as a whole`));
-    await batches.cancel(id);
-    await batches.waitFor(id);
-    await expect(jobs.delete(jobIds[0]!)).rejects.toThrow(/member of batch/);
-    await db.query(`CREATE TABLE holder (job bigint REFERENCES ${S}.jobs)`);
-    await db.query(`INSERT INTO holder VALUES ($1)`, [jobIds[1]]);
-    await expect(batches.delete(id)).rejects.toThrow(/foreign key/);
-    expect((await batches.get(id)).members).toBe(2);
-    await db.query(`DROP TABLE holder`);
-    expect(await batches.delete(id)).toBe(2);
-    await expect(batches.get(id)).rejects.toThrow(UnknownBatchError);
-    for (const table of ['jobs', 'finished', 'job_dependencies']) {
-      const rows = await db.query(`SELECT FROM ${S}.${table} WHERE batch_id = $1`, [id]);
-      expect([table, rows.length]).toEqual([table, 0]);
-    }
-  });
-});
-
 describe('reading', () => {
   it('results are streamed page by page, in the order of the ids', async () => {
     const { batches } = await start();
@@ -608,7 +397,7 @@ describe('reading', () => {
   });
 
   it('the builder: fan-out, chain, and a closing job over the results', async () => {
-    work = ({ payload }) => (payload as number) * 2;
+    Part.work = ({ payload }) => (payload as number) * 2;
     let sum = 0;
     @JobHandler('reduce')
     class Reduce implements Handler<{ batch: BatchEnd }> {

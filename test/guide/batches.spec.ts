@@ -74,7 +74,7 @@ export class Discover implements Handler<{ site: string }, void> {
       pages.map((url) => ({ handler: FetchPage, payload: { url }, name: url })),
       { under: lease },
     );
-    await this.batches.seal(batchId!);
+    await this.batches.seal(batchId!, { under: lease });
   }
 }
 // #endregion

@@ -6,7 +6,7 @@ import { LeaseEvents } from '../events/lease-events';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
 import { backoffMs, sleep } from '../storage/delays';
-import { errorText } from '../storage/sql-errors';
+import { errorText, isConflict, isConnectionError, isLimit } from '../storage/sql-errors';
 import type { BatchEnd } from './batch.types';
 import { afterMembersSql } from './batches.sql';
 
@@ -18,13 +18,23 @@ const BUSY_MAX_MS = 1000;
 const PLAIN_MS = 200;
 const PLAIN_KNOWN = 10_000;
 
+/** A member that has ended with one that it needs. */
+export type DoomedMember = [
+  jobId: string,
+  kind: string,
+  queue: string,
+  attempt: number,
+  reason: string,
+  state: 'failed' | 'cancelled',
+];
+
 /** A batch that has ended, as the database says it. */
 export type EndedBatch = [batchId: string, status: BatchEnd['status'], name: string, generation: number];
 
 interface Answer {
   busy: string[];
-  again: string[];
-  doomed: [jobId: string, kind: string, queue: string, attempt: number, reason: string][];
+  again: [batchId: string, jobIds: string[]][];
+  doomed: DoomedMember[];
   stop: string[];
   plain: string[];
   ended: EndedBatch[];
@@ -46,7 +56,7 @@ export class BatchFollowUps {
   private plainDue = new Set<string>();
   private plainTimer: NodeJS.Timeout | undefined;
   private running: Promise<void> | undefined;
-  /** Of batches that somebody has locked. */
+  /** Looks at batches that somebody has locked, and the cancelling of those that fail fast. */
   private readonly later = new Set<Promise<void>>();
   /** Looks in a row that found something locked. */
   private busy = 0;
@@ -94,6 +104,14 @@ export class BatchFollowUps {
     this.due.clear();
   }
 
+  announceDoomed(doomed: DoomedMember[]): void {
+    for (const [jobId, kind, queue, attempt, reason, state] of doomed) {
+      this.wakeUp.ended(jobId);
+      if (state === 'failed')
+        this.events.emit({ type: 'job.finally-failed', reason, jobId, kind, queue, attempt, workerId: '', token: '' });
+    }
+  }
+
   announceEnd([batchId, status, name, generation]: EndedBatch): void {
     this.events.emit({ type: 'batch.finished', batchId, name, status, generation });
   }
@@ -122,19 +140,33 @@ export class BatchFollowUps {
     for (let failures = 0; this.due.size > 0 && !this.stopping.signal.aborted;) {
       const part = this.take();
       try {
-        const [row] = await this.database.query<{ answer: Answer }>(
-          afterMembersSql(this.database.schema.quoted),
-          [list([...part.keys()]), list([...part.values()].flatMap((jobs) => [...jobs]))],
-          { name: 'leasehold_after_members' },
-        );
+        await this.lookAt(part);
         failures = 0;
-        if (row) this.receive(part, row.answer);
       } catch (error) {
         this.putBack(part);
         this.trouble.warn('batches', `Could not look after batches, trying again: ${errorText(error)}`);
         await sleep(backoffMs(failures++, 20, 2000), this.stopping.signal);
       }
     }
+  }
+
+  private async lookAt(part: Due): Promise<void> {
+    let answer: Answer | undefined;
+    try {
+      [answer] = (
+        await this.database.query<{ answer: Answer }>(
+          afterMembersSql(this.database.schema.quoted),
+          [list([...part.keys()]), list([...part.values()].flatMap((jobs) => [...jobs]))],
+          { name: 'leasehold_after_members' },
+        )
+      ).map((row) => row.answer);
+    } catch (error) {
+      if (isConnectionError(error) || isConflict(error) || isLimit(error)) throw error;
+      // The database will not have what one of them does at its end (a constraint or a trigger of the user's): that is no trouble of the others. The sweep comes again.
+      if (part.size > 1) for (const [batchId, jobs] of part) await this.lookAt(new Map([[batchId, jobs]]));
+      else this.trouble.warn('refused', `Batch ${[...part.keys()].join()} cannot go on: ${errorText(error)}`);
+    }
+    if (answer) this.receive(part, answer);
   }
 
   private take(): Due {
@@ -158,26 +190,26 @@ export class BatchFollowUps {
   }
 
   private receive(part: Due, { busy, again, doomed, stop, plain, ended }: Answer): void {
-    for (const [jobId, kind, queue, attempt, reason] of doomed) {
-      this.wakeUp.ended(jobId);
-      this.events.emit({ type: 'job.finally-failed', reason, jobId, kind, queue, attempt, workerId: '', token: '' });
-    }
+    this.announceDoomed(doomed);
     if (this.plain.size > PLAIN_KNOWN) this.plain.clear();
     for (const batchId of plain) this.plain.add(batchId);
-    const failed = doomed.map(([jobId]) => jobId);
-    // A job that is told of to a batch that it is not of is looked for there in vain.
-    this.putBack(new Map(again.map((batchId) => [batchId, new Set([...(part.get(batchId) ?? []), ...failed])])));
+    this.putBack(new Map(again.map(([batchId, jobIds]) => [batchId, new Set(jobIds)])));
     if (busy.length > 0) this.lookLater(new Map(busy.map((batchId) => [batchId, part.get(batchId) ?? new Set()])));
     else this.busy = 0;
-    for (const batchId of stop) {
-      this.cancel(batchId).catch((error: unknown) =>
-        this.trouble.warn('cancel', `Could not cancel the rest of batch ${batchId}: ${errorText(error)}`),
-      );
-    }
+    for (const batchId of stop) this.cancelRest(batchId);
     for (const end of ended) {
       this.plain.delete(end[0]);
       this.announceEnd(end);
     }
+  }
+
+  private cancelRest(batchId: string): void {
+    const work = this.cancel(batchId)
+      .catch((error: unknown) =>
+        this.trouble.warn('cancel', `Could not cancel the rest of batch ${batchId}: ${errorText(error)}`),
+      )
+      .then(() => void this.later.delete(work));
+    this.later.add(work);
   }
 
   private lookLater(part: Due): void {

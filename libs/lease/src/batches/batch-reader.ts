@@ -4,6 +4,7 @@ import { LeaseEvents } from '../events/lease-events';
 import { JOB_STATES, type JobState } from '../jobs/job.types';
 import { type Duration, parseDuration } from '../options/duration';
 import { Database } from '../storage/database';
+import { didYouMean } from '../options/suggest';
 import { monotonicMs, sleep } from '../storage/delays';
 import type { BatchId, BatchInfo, BatchPage, BatchSummary, FindBatches, MemberResult } from './batch.types';
 import { assertBatchId } from './batch-id';
@@ -33,7 +34,12 @@ export class BatchReader {
     return infoOf(row);
   }
 
-  async find({ status, name, limit = 50, after }: FindBatches): Promise<BatchPage> {
+  async find({ status, name, limit = 50, after, ...others }: FindBatches): Promise<BatchPage> {
+    const [other] = Object.keys(others);
+    if (other !== undefined) {
+      const known = ['status', 'name', 'limit', 'after'];
+      throw new InvalidBatchError(`batches are not found by '${other}'${didYouMean(other, known)}`, other);
+    }
     if (status !== undefined && !STATUSES.includes(status)) {
       throw new InvalidBatchError(`status = ${JSON.stringify(status)} is none of ${STATUSES.join(', ')}`, 'status');
     }
@@ -98,7 +104,7 @@ function infoOf({ counts: given, members, now, ...batch }: Row): BatchInfo {
   counts.completed = members - JOB_STATES.reduce((sum, state) => sum + counts[state], 0);
   const ended = counts.completed + counts.failed + counts.cancelled;
   const tookMs = now.getTime() - batch.since.getTime();
-  const goesOn = batch.status === 'running' && batch.sealed && ended > 0 && ended < members;
+  const goesOn = batch.status === 'running' && batch.sealed && batch.generation === 1 && ended > 0 && ended < members;
   return {
     ...batch,
     status: members === 0 && batch.status === 'running' ? 'untouched' : batch.status,

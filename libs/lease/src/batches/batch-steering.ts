@@ -1,14 +1,14 @@
 import { Injectable } from '@nestjs/common';
 import { IllegalBatchStateError, JobContendedError, UnknownBatchError } from '../errors';
-import { JobSteering, type SteerOptions, type SteerSummary } from '../jobs/job-steering';
+import { JobSteering, type SteerOptions, type SteerSummary, assertReason } from '../jobs/job-steering';
 import type { JobCommand } from '../jobs/transitions';
-import type { JobState } from '../jobs/job.types';
 import { Database } from '../storage/database';
 import { backoffMs, sleep } from '../storage/delays';
 import type { BatchId } from './batch.types';
 import { BatchFollowUps } from './batch-follow-ups';
 import { assertBatchId } from './batch-id';
-import { deleteBatchSql, statusSql, stopSql } from './batches.sql';
+import { deleteBatchSql, failedMembersSql, statusSql, stopSql } from './batches.sql';
+import { CANCELLED } from './stop-reasons';
 
 const PART = 10_000;
 const DELETE_TRIES = 5;
@@ -26,7 +26,7 @@ export class BatchSteering {
     private readonly followUps: BatchFollowUps,
     private readonly database: Database,
   ) {
-    followUps.onStop((batchId) => this.each('cancel', batchId, { reason: 'another member of its batch failed' }));
+    followUps.onStop((batchId) => this.goOnCancelling(batchId));
   }
 
   /**
@@ -35,21 +35,43 @@ export class BatchSteering {
    */
   async cancel(id: BatchId, options: SteerOptions = {}): Promise<BatchSteered> {
     assertBatchId(id);
-    const rows = await this.database.query(stopSql(this.s), [id, options.reason ?? null]);
+    assertReason(options.reason);
+    const reason = options.reason ?? CANCELLED;
+    const rows = await this.database.query(stopSql(this.s), [id, reason]);
     if (rows.length === 0) await this.assertKnown(id);
-    const done = await this.each('cancel', id, { reason: options.reason ?? 'its batch was cancelled' });
+    const done = await this.each('cancel', id, { reason });
     this.followUps.ended(id);
     return done;
   }
 
-  /** Again for what a crash, or a member that was just moving, has left of it. */
+  /** What is unfinished of a batch that is being cancelled: all, or what a crash, or a member that was just moving, has left. */
   async goOnCancelling(id: BatchId): Promise<void> {
-    await this.each('cancel', id, { reason: 'its batch was cancelled' });
+    const [batch] = await this.database.query<{ stopping: boolean; stopReason: string | null }>(statusSql(this.s), [
+      id,
+    ]);
+    // It may have ended meanwhile, and begun again.
+    if (batch?.stopping) await this.each('cancel', id, { reason: batch.stopReason ?? CANCELLED });
   }
 
-  async steer(command: JobCommand, id: BatchId, state?: JobState): Promise<BatchSteered> {
+  /** Those that failed, and those that did not run since another failed; in the order of their ids, so that none comes before what it needs. */
+  async retryFailed(id: BatchId): Promise<BatchSteered> {
     await this.assertKnown(id);
-    return this.each(command, id, {}, state);
+    const sum: BatchSteered = { changed: 0, requested: 0, unchanged: 0, skipped: 0 };
+    for (let after = '0'; ;) {
+      const rows = await this.database.query<{ id: string }>(failedMembersSql(this.s), [id, after, PART]);
+      const part = await this.steering.these(
+        'retry',
+        rows.map((row) => row.id),
+      );
+      add(sum, part);
+      after = rows.at(-1)?.id ?? after;
+      if (rows.length < PART) return sum;
+    }
+  }
+
+  async steer(command: JobCommand, id: BatchId): Promise<BatchSteered> {
+    await this.assertKnown(id);
+    return this.each(command, id);
   }
 
   /** @returns members deleted */
@@ -76,20 +98,15 @@ export class BatchSteering {
     }
   }
 
-  private async each(
-    command: JobCommand,
-    batchId: BatchId,
-    options: SteerOptions,
-    state?: JobState,
-  ): Promise<BatchSteered> {
+  private async each(command: JobCommand, batchId: BatchId, options: SteerOptions = {}): Promise<BatchSteered> {
     const sum: BatchSteered = { changed: 0, requested: 0, unchanged: 0, skipped: 0 };
     for (let after: string | undefined; ;) {
       const part = await this.steering.many(
         command,
-        { batchId, ...(state ? { state } : {}) },
+        { batchId },
         { ...options, limit: PART, ...(after === undefined ? {} : { after }) },
       );
-      for (const key of ['changed', 'requested', 'unchanged', 'skipped'] as const) sum[key] += part[key];
+      add(sum, part);
       if (part.next === null) return sum;
       after = part.next;
     }
@@ -103,4 +120,8 @@ export class BatchSteering {
   private get s(): string {
     return this.database.schema.quoted;
   }
+}
+
+function add(sum: BatchSteered, part: BatchSteered): void {
+  for (const key of ['changed', 'requested', 'unchanged', 'skipped'] as const) sum[key] += part[key];
 }

@@ -1,7 +1,7 @@
 import { Injectable, Logger } from '@nestjs/common';
 import { ThrottledLog } from '../events/throttled-log';
 import { Database } from '../storage/database';
-import { monotonicMs } from '../storage/delays';
+import { monotonicMs, within } from '../storage/delays';
 import { BatchFollowUps } from './batch-follow-ups';
 import { BatchSteering } from './batch-steering';
 import { sweepSql } from './batches.sql';
@@ -11,6 +11,8 @@ const LOOKED_AT = 500;
 /** Younger than this is still on its way. */
 const GRACE_MS = 5000;
 const FORGET_MS = 60_000;
+/** How long a tick waits for its repairs: members of a large batch that fails fast are cancelled for longer. */
+const IDLE_MS = 10_000;
 
 interface Left extends Record<string, unknown> {
   ended: string[];
@@ -55,7 +57,7 @@ export class BatchSweep {
     const repaired = new Set([...ended, ...left.jobs]).size;
     this.repaired += repaired;
     if (repaired > 0) this.trouble.warn('batches', `${repaired} batches had members whose end nobody had followed up`);
-    await this.followUps.idle();
+    await within(IDLE_MS, this.followUps.idle());
     return repaired;
   }
 

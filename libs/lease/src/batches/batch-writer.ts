@@ -1,15 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import { Injectable } from '@nestjs/common';
+import type { QueryResultRow } from 'pg';
 import { type Lane, WakeUp } from '../claim/wake-up';
 import {
   EmptyBatchError,
   IllegalBatchStateError,
+  EnqueueUncertainError,
   InvalidBatchError,
-  InvalidJobError,
   LeaseLostError,
   UnknownBatchError,
 } from '../errors';
-import type { HandlerClass } from '../handlers/handler.types';
 import { Enqueuer } from '../jobs/enqueuer';
 import { JobEnqueue } from '../jobs/job-enqueue';
 import type { PreparedJob } from '../jobs/enqueue-request';
@@ -26,32 +26,26 @@ import {
 } from '../storage/caller-transaction';
 import { Database } from '../storage/database';
 import { backoffMs, sleep } from '../storage/delays';
-import { isConflict, isConnectionError } from '../storage/sql-errors';
+import { errorText, isConflict, isConnectionError } from '../storage/sql-errors';
 import type {
   AddOptions,
   AddedMembers,
   BatchEnd,
-  BatchHook,
   BatchId,
   BatchMember,
   BatchOptions,
   BatchStatus,
   CreatedBatch,
+  SealOptions,
 } from './batch.types';
-import { BatchFollowUps, type EndedBatch } from './batch-follow-ups';
+import { BatchFollowUps, type DoomedMember, type EndedBatch } from './batch-follow-ups';
+import { hooksOf } from './batch-hooks';
 import { type PlannedMember, planMembers, unknownNames } from './batch-plan';
 import { addEdgesSql, batchOfRequestSql, endSql, insertBatchSql, lockBatchSql, namedSql, sealSql } from './batches.sql';
 import { assertBatchId } from './batch-id';
 
 const REPEATS = 8;
 const OPTIONS = ['open', 'failFast', 'ifEmpty', 'onCompleted', 'onFailed', 'onFinished', ...TRANSACTION_KEYS];
-const HOOKS = ['onCompleted', 'onFailed', 'onFinished'] as const;
-
-interface StoredHook {
-  on: 'completed' | 'failed' | 'finished';
-  head: unknown;
-  payload: unknown;
-}
 
 interface Sealed {
   status: BatchEnd['status'] | 'running';
@@ -60,6 +54,17 @@ interface Sealed {
 
 interface Made extends CreatedBatch {
   ended?: EndedBatch;
+}
+
+interface Added extends AddedMembers {
+  doomed: DoomedMember[];
+}
+
+interface Locked {
+  status: BatchEnd['status'] | 'running';
+  sealed: boolean;
+  stopping: boolean;
+  isolation: string;
 }
 
 /** Makes batches, adds to them and seals them: each in one transaction, the caller's if given (R28). */
@@ -87,7 +92,7 @@ export class BatchWriter {
         'members',
       );
     }
-    const hooks = await this.hooksOf(options);
+    const hooks = await hooksOf(name, options, this.enqueue);
     const values = [name, open ? null : plan.length, failFast, hooks.length > 0 ? JSON.stringify(hooks) : null];
     const request = randomUUID();
     const made = await this.inTransaction<Made>(
@@ -103,9 +108,10 @@ export class BatchWriter {
         return { result, lanes };
       },
       async () => {
-        const [row] = await this.database.query<{ id: string; jobs: string[] | null }>(batchOfRequestSql(this.s), [
-          request,
-        ]);
+        const [row] = await this.database
+          .query<{ id: string; jobs: string[] | null }>(batchOfRequestSql(this.s), [request])
+          // Away still: the repeat finds that the request is taken.
+          .catch(() => []);
         return row && { id: row.id, jobIds: asGiven(plan, row.jobs ?? []) };
       },
     );
@@ -117,31 +123,44 @@ export class BatchWriter {
     assertOptions(options, ['under', ...TRANSACTION_KEYS]);
     assertBatchId(id);
     const plan = await planMembers(members, this.enqueue, true);
-    return this.inTransaction(options, plan.length, async (run) => {
-      await this.lockOpen(run, id, 'add members to');
-      const known = await this.known(run, id, plan);
-      const fresh = plan.filter(({ name }) => name === undefined || !known.has(name));
-      const { jobIds, lanes } = await this.insert(run, id, fresh, known);
-      if (options.under) await this.holdLease(run, options.under.fence);
-      const all = plan.map(({ name }) => (name === undefined ? undefined : known.get(name)));
-      const given: string[] = [];
-      for (const [i, member] of plan.entries()) given[member.index] = all[i] ?? jobIds[member.index] ?? '';
-      return {
-        result: {
-          jobIds: given,
-          added: fresh.length,
-          existing: plan.flatMap(({ name }) => (name !== undefined && known.has(name) ? [name] : [])),
-        },
-        lanes,
-      };
-    });
+    const unnamed = plan.some(({ name }) => name === undefined);
+    const { doomed, ...added } = await this.inTransaction<Added>(
+      options,
+      plan.length,
+      async (run) => {
+        const batch = await this.lock(run, id, 'add');
+        const known = await this.known(run, id, plan);
+        const fresh = plan.filter(({ name }) => name === undefined || !known.has(name));
+        // Nothing to add: a fan-out that is done again after its batch was sealed.
+        if (fresh.length > 0) assertOpen(id, batch);
+        const { jobIds, lanes, doomed } = await this.insert(run, id, fresh, known);
+        if (options.under) await this.holdLease(run, options.under.fence);
+        const given: string[] = [];
+        for (const { name, index } of plan) given[index] = known.get(name ?? '') ?? jobIds[index] ?? '';
+        const existing = plan.flatMap(({ name }) => (name !== undefined && known.has(name) ? [name] : []));
+        return { result: { jobIds: given, added: fresh.length, existing, doomed }, lanes };
+      },
+      (error) => {
+        if (!unnamed || !this.database.mayBeWritten(error)) return Promise.resolve(undefined);
+        throw new EnqueueUncertainError(
+          `The connection was lost before the answer, so the members may or may not have been added; with names they could be given again: ${errorText(error)}`,
+          { cause: error },
+        );
+      },
+    );
+    if (doomed.length > 0 && !isTransactional(options)) {
+      this.followUps.announceDoomed(doomed);
+      this.followUps.ended(id);
+    }
+    return added;
   }
 
-  async seal(id: BatchId, options: CallerTransaction & Pick<BatchOptions, 'ifEmpty'>): Promise<BatchStatus> {
-    assertOptions(options, ['ifEmpty', ...TRANSACTION_KEYS]);
+  async seal(id: BatchId, options: SealOptions): Promise<BatchStatus> {
+    assertOptions(options, ['ifEmpty', 'under', ...TRANSACTION_KEYS]);
     assertBatchId(id);
     const { status, ended } = await this.inTransaction<Sealed>(options, 0, async (run) => {
-      const { sealed, status } = await this.lock(run, id);
+      const { sealed, status } = await this.lock(run, id, 'seal');
+      if (options.under) await this.holdLease(run, options.under.fence);
       if (sealed) return { result: { status }, lanes: [] };
       if (options.ifEmpty !== 'complete') await this.refuseEmpty(run, id);
       await run(sealSql(this.s), [id]);
@@ -165,8 +184,8 @@ export class BatchWriter {
     id: BatchId,
     plan: PlannedMember[],
     known: Map<string, string>,
-  ): Promise<{ jobIds: string[]; lanes: Lane[] }> {
-    if (plan.length === 0) return { jobIds: [], lanes: [] };
+  ): Promise<{ jobIds: string[]; lanes: Lane[]; doomed: DoomedMember[] }> {
+    if (plan.length === 0) return { jobIds: [], lanes: [], doomed: [] };
     const suffixed = new Map<string, string>();
     const jobs = plan.map(({ job, name, needs }): PreparedJob => {
       const suffix = `,"batchId":${id}${needs.size > 0 ? ',"blockedOn":"jobs"' : ''}`;
@@ -190,17 +209,16 @@ export class BatchWriter {
     for (const { job, needs } of plan) {
       if (needs.size === 0) lanes.set(`${job.head.queue}\0${job.head.kind}`, [job.head.queue, job.head.kind]);
     }
+    let doomed: DoomedMember[] = [];
     if (edges.jobs.length > 0) {
-      const [row] = await run<{ lanes: Lane[] | null }>(addEdgesSql(this.s), [
-        id,
-        edges.jobs,
-        edges.needs,
-        edges.any,
-        known.size > 0,
-      ]);
-      for (const lane of row?.lanes ?? []) lanes.set(lane.join('\0'), lane);
+      const [row] = await run<{ answer: { lanes: Lane[] | null; doomed: DoomedMember[] } | null }>(
+        addEdgesSql(this.s),
+        [id, edges.jobs, edges.needs, edges.any, known.size > 0],
+      );
+      for (const lane of row?.answer?.lanes ?? []) lanes.set(lane.join('\0'), lane);
+      doomed = row?.answer?.doomed ?? [];
     }
-    return { jobIds: asGiven(plan, ids), lanes: [...lanes.values()] };
+    return { jobIds: asGiven(plan, ids), lanes: [...lanes.values()], doomed };
   }
 
   /** Of the names in a plan, and of those that it depends on, what is in the batch already. */
@@ -217,25 +235,17 @@ export class BatchWriter {
     return known;
   }
 
-  private async lock(run: RunInTransaction, id: BatchId) {
-    const [row] = await run<{ status: BatchEnd['status'] | 'running'; sealed: boolean; stopping: boolean }>(
-      lockBatchSql(this.s),
-      [id],
-    );
+  private async lock(run: RunInTransaction, id: BatchId, call: 'add' | 'seal'): Promise<Locked> {
+    const [row] = await run<Locked & QueryResultRow>(lockBatchSql(this.s), [id]);
     if (!row) throw new UnknownBatchError(id);
+    // What it sees may be older than the lock: members that have ended by now, or names that are there.
+    if (row.isolation !== 'read committed') {
+      throw new InvalidBatchError(
+        `${call} sees members as they are now, so it needs a transaction of isolation READ COMMITTED, not ${row.isolation.toUpperCase()}: call it in one, or outside of the transaction`,
+        'isolation',
+      );
+    }
     return row;
-  }
-
-  private async lockOpen(run: RunInTransaction, id: BatchId, what: string): Promise<void> {
-    const { status, sealed, stopping } = await this.lock(run, id);
-    const why = stopping
-      ? 'it is being cancelled'
-      : sealed
-        ? status === 'running'
-          ? 'it is sealed'
-          : 'it has ended'
-        : undefined;
-    if (why) throw new IllegalBatchStateError(id, status, `nobody can ${what} it, ${why}`);
   }
 
   private async holdLease(run: RunInTransaction, { jobId, token, workerId }: LeaseFence): Promise<void> {
@@ -250,14 +260,14 @@ export class BatchWriter {
   }
 
   /**
-   * In the caller's transaction; or in one of ours, which is repeated after a conflict or a lost reply.
-   * @param find what an earlier try has written, if its commit arrived
+   * In the caller's transaction; or in one of ours, which is repeated after a conflict or a lost connection.
+   * @param lost after a lost connection: finds what the try has written, if its commit arrived; or throws, when it must not be repeated
    */
   private async inTransaction<T>(
     transaction: CallerTransaction,
     size: number,
     work: (run: RunInTransaction) => Promise<{ result: T; lanes: Lane[] }>,
-    find: () => Promise<T | undefined> = () => Promise.resolve(undefined),
+    lost: (error: unknown) => Promise<T | undefined> = () => Promise.resolve(undefined),
   ): Promise<T> {
     if (isTransactional(transaction)) {
       const run = runnerOf(pick(transaction));
@@ -275,50 +285,12 @@ export class BatchWriter {
         if (lanes.length > 0) this.wakeUp.notify(lanes);
         return result;
       } catch (error) {
-        const lost = isConnectionError(error) || isTaken(error);
-        if (tries >= REPEATS || (!lost && !isConflict(error))) throw error;
+        const open = isConnectionError(error) || isTaken(error);
+        if (tries >= REPEATS || (!open && !isConflict(error))) throw error;
         await sleep(backoffMs(tries, 20, 1000));
-        const found = lost ? await find().catch(() => undefined) : undefined;
+        const found = open ? await lost(error) : undefined;
         if (found !== undefined) return found;
       }
-    }
-  }
-
-  private async hooksOf(options: BatchOptions): Promise<StoredHook[]> {
-    const hooks: StoredHook[] = [];
-    for (const field of HOOKS) {
-      const given = options[field];
-      if (given === undefined) continue;
-      hooks.push({ on: field.slice(2).toLowerCase() as StoredHook['on'], ...(await this.hookOf(field, given)) });
-    }
-    return hooks;
-  }
-
-  private async hookOf(field: string, given: BatchHook | HandlerClass): Promise<Pick<StoredHook, 'head' | 'payload'>> {
-    const hook: BatchHook = typeof given === 'function' ? { handler: given } : given;
-    if (typeof hook !== 'object' || hook === null) {
-      throw new InvalidBatchError(`${field} must be a handler class, or { handler, payload?, … }`, field);
-    }
-    const { handler, payload = {}, ...rest } = hook;
-    if (typeof payload !== 'object' || Array.isArray(payload) || payload === null || 'batch' in payload) {
-      throw new InvalidBatchError(
-        `${field}: payload must be an object without a field 'batch', which says how the batch has ended`,
-        `${field}.payload`,
-      );
-    }
-    const wrong = ['key', 'keyMode', 'keyScope', ...TRANSACTION_KEYS].find((key) => key in rest);
-    if (wrong)
-      throw new InvalidBatchError(
-        `${field}: '${wrong}' is not for a hook, which runs once for each end`,
-        `${field}.${wrong}`,
-      );
-    try {
-      // Checked as it will be, with an end of a batch in it.
-      const job = await this.enqueue.prepare(handler, { ...payload, batch: SAMPLE }, rest);
-      return { head: JSON.parse(`${job.json}}`), payload };
-    } catch (error) {
-      if (!(error instanceof InvalidJobError)) throw error;
-      throw new InvalidBatchError(`${field}: ${error.message}`, `${field}.${error.field}`, [], { cause: error });
     }
   }
 
@@ -334,15 +306,11 @@ export interface LeaseFence {
   workerId: string;
 }
 
-const SAMPLE: BatchEnd = {
-  id: '0',
-  name: '',
-  status: 'completed',
-  generation: 1,
-  completed: 0,
-  failed: 0,
-  cancelled: 0,
-};
+function assertOpen(id: BatchId, { status, sealed, stopping }: Locked): void {
+  if (!stopping && !sealed) return;
+  const why = stopping ? 'it is being cancelled' : status === 'running' ? 'it is sealed' : 'it has ended';
+  throw new IllegalBatchStateError(id, status, `nobody can add members to it, ${why}`);
+}
 
 /** The same request is on its way still, or was committed. */
 const isTaken = (error: unknown): boolean => (error as { constraint?: string }).constraint === 'batches_request_key';

@@ -62,9 +62,11 @@ export interface BatchOptions extends CallerTransaction {
 }
 
 export interface AddOptions extends CallerTransaction {
-  /** The lease under which this is done: they are added only if it is still held then (R17). */
+  /** The lease under which this is done: it is done only if that is still held then (R17). */
   under?: Lease;
 }
+
+export interface SealOptions extends AddOptions, Pick<BatchOptions, 'ifEmpty'> {}
 
 export interface CreatedBatch {
   id: BatchId;
@@ -101,7 +103,7 @@ export interface BatchInfo {
   members: number;
   /** Members that have ended, as a share of all: 0 to 1. */
   done: number;
-  /** When it ends if it goes on at the pace it had so far; null: nothing has ended yet, or it is open, or has ended. */
+  /** When it ends if it goes on at the pace it had so far; null: nothing has ended yet, or it is open, or has ended; or in a generation after the first. */
   estimatedEnd: Date | null;
 }
 

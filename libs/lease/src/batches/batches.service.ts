@@ -2,7 +2,6 @@ import { Injectable } from '@nestjs/common';
 import { EmptyBatchError } from '../errors';
 import type { SteerOptions } from '../jobs/job-steering';
 import type { Duration } from '../options/duration';
-import type { CallerTransaction } from '../storage/caller-transaction';
 import { BatchBuilder } from './batch-builder';
 import type {
   AddOptions,
@@ -16,6 +15,7 @@ import type {
   CreatedBatch,
   FindBatches,
   MemberResult,
+  SealOptions,
 } from './batch.types';
 import { BatchReader } from './batch-reader';
 import { BatchSweep } from './batch-sweep';
@@ -54,19 +54,21 @@ export class BatchesService {
 
   /**
    * Adds members to an open batch; they may depend on those that are there. A name that is there already is left as it is, so a fan-out that broke off half-way
-   * can be repeated (F:K6); from inside a member or any other job, `{ under: lease }` adds them only if its lease is still held.
-   * @throws IllegalBatchStateError if it is sealed, being cancelled or ended; LeaseLostError; InvalidBatchError; UnknownBatchError
+   * can be repeated (F:K6), whatever has become of the batch; from inside a member or any other job, `{ under: lease }` adds them only if its lease is still held.
+   * In the caller's transaction, this needs READ COMMITTED. After a lost reply, members that all have names are given again (and may then be `existing`).
+   * @throws IllegalBatchStateError if it is sealed, being cancelled or ended; EnqueueUncertainError when the reply was lost and a member has no name;
+   * LeaseLostError; InvalidBatchError; UnknownBatchError
    */
   add(id: BatchId, members: readonly BatchMember[], options: AddOptions = {}): Promise<AddedMembers> {
     return this.writer.add(id, members, options);
   }
 
   /**
-   * No more members: it ends when those that are there have ended, which may be now. Sealing twice is no error.
+   * No more members: it ends when those that are there have ended, which may be now. Sealing twice is no error. In the caller's transaction, this needs READ COMMITTED.
    * @returns its status
-   * @throws EmptyBatchError unless `ifEmpty: 'complete'`; UnknownBatchError
+   * @throws EmptyBatchError unless `ifEmpty: 'complete'`; LeaseLostError; UnknownBatchError
    */
-  seal(id: BatchId, options: CallerTransaction & Pick<BatchOptions, 'ifEmpty'> = {}): Promise<BatchStatus> {
+  seal(id: BatchId, options: SealOptions = {}): Promise<BatchStatus> {
     return this.writer.seal(id, options);
   }
 
@@ -112,9 +114,12 @@ export class BatchesService {
     return this.steering.steer('resume', id);
   }
 
-  /** Runs the failed members again, and those that had failed with them; a batch that had ended begins its next generation. */
+  /**
+   * Runs the failed members again, and those that failed or were cancelled since another had failed; a batch that had ended begins its next generation. Of one that
+   * is being cancelled: none, they are `skipped`.
+   */
   retryFailed(id: BatchId): Promise<BatchSteered> {
-    return this.steering.steer('retry', id, 'failed');
+    return this.steering.retryFailed(id);
   }
 
   /** Deletes it with all its members. @returns how many members it had. @throws IllegalBatchStateError before it has ended */

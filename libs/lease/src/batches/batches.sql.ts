@@ -1,3 +1,5 @@
+import { FAILED_FAST } from './stop-reasons';
+
 /** Makes a batch; with a number of members it is sealed. Locks nothing that exists; waits for a call of the same request that has not ended. */
 export const insertBatchSql = (s: string): string => `
   INSERT INTO ${s}.batches (name, sealed, members, fail_fast, hooks, request) VALUES ($1, $2::int IS NOT NULL, $2, $3, $4, $5) RETURNING id::text`;
@@ -9,7 +11,7 @@ export const batchOfRequestSql = (s: string): string => `
 
 /** Locks a batch to the end of the transaction: nobody adds to it, seals it, ends it or follows its edges meanwhile. */
 export const lockBatchSql = (s: string): string => `
-  SELECT status, sealed, stopping FROM ${s}.batches WHERE id = $1::bigint FOR NO KEY UPDATE`;
+  SELECT status, sealed, stopping, current_setting('transaction_isolation') AS isolation FROM ${s}.batches WHERE id = $1::bigint FOR NO KEY UPDATE`;
 
 /** Members of these names. Locks nothing; the caller has the batch locked. */
 export const namedSql = (s: string): string => `
@@ -17,7 +19,7 @@ export const namedSql = (s: string): string => `
 
 /** See `add_edges_v1`: the caller has the batch locked. */
 export const addEdgesSql = (s: string): string =>
-  `SELECT ${s}.add_edges_v1($1::bigint, $2::bigint[], $3::bigint[], $4::boolean[], $5) AS lanes`;
+  `SELECT ${s}.add_edges_v1($1::bigint, $2::bigint[], $3::bigint[], $4::boolean[], $5) AS answer`;
 
 /** From now on it has as many members as it has now. */
 const sealing = (s: string): string =>
@@ -35,7 +37,7 @@ export const afterMembersSql = (s: string): string =>
 
 /** Says that a batch is being cancelled: whoever waits for a member that was cancelled is cancelled, not failed, and nothing is added. Locks its row. */
 export const stopSql = (s: string): string => `
-  UPDATE ${s}.batches SET stopping = true, stop_reason = $2, ${sealing(s)} WHERE id = $1::bigint AND status = 'running' RETURNING id::text`;
+  UPDATE ${s}.batches SET stopping = true, stop_reason = CASE WHEN stopping THEN stop_reason ELSE $2 END, ${sealing(s)} WHERE id = $1::bigint AND status = 'running' RETURNING id::text`;
 
 const summary = `b.id::text, b.name, b.status, b.sealed, b.fail_fast AS "failFast", b.stopping, b.generation, b.created_at AS "createdAt",
   b.since, b.finished_at AS "finishedAt"`;
@@ -53,7 +55,16 @@ export const batchSql = (s: string): string => `
   WHERE b.id = $1::bigint`;
 
 /** Locks nothing. */
-export const statusSql = (s: string): string => `SELECT status, sealed FROM ${s}.batches WHERE id = $1::bigint`;
+export const statusSql = (s: string): string =>
+  `SELECT status, stopping, stop_reason AS "stopReason" FROM ${s}.batches WHERE id = $1::bigint`;
+
+/** A page of members that failed, or that failed or were cancelled since another had failed, in the order of their ids. Locks nothing. */
+export const failedMembersSql = (s: string): string => `
+  SELECT f.job_id::text AS id FROM ${s}.finished f
+  WHERE f.batch_id = $1::bigint AND f.batch_id > 0 AND f.state <> 'completed' AND f.job_id > $2::bigint
+    AND f.finished_at >= (SELECT b.created_at - interval '1 day' FROM ${s}.batches b WHERE b.id = $1::bigint)
+    AND (f.state = 'failed' OR f.reason = '${FAILED_FAST}' OR (f.token IS NULL AND f.outcome = 'failed'))
+  ORDER BY f.job_id LIMIT $3`;
 
 /** A page of batches, newest first. Locks nothing. */
 export const findBatchesSql = (s: string): string => `

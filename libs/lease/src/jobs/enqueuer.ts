@@ -179,7 +179,7 @@ export class Enqueuer {
     try {
       return await send();
     } catch (error) {
-      if (!isConnectionError(error) || isRefusal(error) || this.database.wasNeverSent(error)) throw error;
+      if (!this.database.mayBeWritten(error)) throw error;
       throw new EnqueueUncertainError(
         `The connection was lost before the answer, so the jobs may or may not be enqueued: ${errorText(error)}`,
         {
@@ -193,9 +193,6 @@ export class Enqueuer {
     return this.database.schema.quoted;
   }
 }
-
-/** The server's own word that it did not do it: read-only, or cancelled at its statement's limit. */
-const isRefusal = (error: unknown): boolean => ['25006', '57014'].includes((error as { code?: string }).code ?? '');
 
 interface IdsRow extends Record<string, unknown> {
   ids: string;

@@ -51,7 +51,16 @@ export interface SteerSummary {
 
 interface SteerRow extends Record<string, unknown> {
   job: string;
-  answer: CommandEffect | 'illegal' | 'unknown' | 'contended' | 'key-held' | 'needs-failed' | 'member' | 'referenced';
+  answer:
+    | CommandEffect
+    | 'illegal'
+    | 'unknown'
+    | 'contended'
+    | 'key-held'
+    | 'needs-failed'
+    | 'batch-stopping'
+    | 'member'
+    | 'referenced';
   state: JobState;
   nowIn: JobState | null;
   token: string | null;
@@ -106,8 +115,10 @@ export class JobSteering {
           id,
           command,
           row.state,
-          `it needs job ${row.holder}, which has failed: retry that first`,
+          `it needs job ${row.holder}, which failed or was cancelled: retry that first`,
         );
+      case 'batch-stopping':
+        throw new IllegalTransitionError(id, command, row.state, `its batch ${row.batch} is being cancelled`);
       case 'member':
         throw new IllegalTransitionError(
           id,
@@ -135,14 +146,21 @@ export class JobSteering {
     let after = options.after ?? '0';
     for (let left = limit; left > 0 && states.length > 0;) {
       const ids = await this.ids(states, filter, after, Math.min(PART, left));
-      const rows = ids.length === 0 ? [] : await this.send(command, ids, options.reason, options.priority);
-      for (const row of rows) summary[outcomeOf(row)]++;
+      await this.add(summary, command, ids, options);
       left -= ids.length;
       after = ids.at(-1) ?? after;
       if (ids.length < PART && left > 0) return summary;
     }
     const more = states.length > 0 && (await this.ids(states, filter, after, 1)).length > 0;
     return { ...summary, next: more ? after : null };
+  }
+
+  /** These jobs, one after the other, each for itself. */
+  async these(command: JobCommand, ids: string[], options: SteerOptions = {}): Promise<Omit<SteerSummary, 'next'>> {
+    assertCommand(command, options);
+    const summary = { changed: 0, requested: 0, unchanged: 0, skipped: 0 };
+    for (let at = 0; at < ids.length; at += PART) await this.add(summary, command, ids.slice(at, at + PART), options);
+    return summary;
   }
 
   /** How many jobs `many` would do the command to, counted to 10 000. */
@@ -173,6 +191,16 @@ export class JobSteering {
       batchId,
     ]);
     return rows.map(({ id }) => id);
+  }
+
+  private async add(
+    summary: Omit<SteerSummary, 'next'>,
+    command: JobCommand,
+    ids: string[],
+    { reason, priority }: SteerManyOptions,
+  ): Promise<void> {
+    const rows = ids.length === 0 ? [] : await this.send(command, ids, reason, priority);
+    for (const row of rows) summary[outcomeOf(row)]++;
   }
 
   private async send(
@@ -217,14 +245,19 @@ function assertKnown(command: JobCommand): void {
   }
 }
 
+/** @throws InvalidJobError */
+export function assertReason(reason: string | undefined): void {
+  if (reason !== undefined && !isName(reason, 500)) {
+    throw new InvalidJobError('reason must be text of 1 to 500 bytes without NUL or lone surrogates', 'reason');
+  }
+}
+
 function assertCommand(
   command: JobCommand,
   { reason, priority }: { reason?: string | undefined; priority?: number | undefined },
 ): void {
   assertKnown(command);
-  if (reason !== undefined && !isName(reason, 500)) {
-    throw new InvalidJobError('reason must be text of 1 to 500 bytes without NUL or lone surrogates', 'reason');
-  }
+  assertReason(reason);
   if (command !== 'reprioritise') {
     if (priority === undefined) return;
     throw new InvalidJobError(`priority is for reprioritise, not for ${command}`, 'priority');
@@ -243,10 +276,20 @@ const statesFor = (command: JobCommand, filter: JobFilter): JobState[] => {
   });
 };
 
-const isDone = (answer: SteerRow['answer']): boolean =>
-  !['illegal', 'unknown', 'contended', 'key-held', 'needs-failed', 'member', 'referenced', 'unchanged'].includes(
-    answer,
-  );
+/** Answers that say that nothing was changed. */
+const UNDONE = new Set<SteerRow['answer']>([
+  'illegal',
+  'unknown',
+  'contended',
+  'key-held',
+  'needs-failed',
+  'batch-stopping',
+  'member',
+  'referenced',
+  'unchanged',
+]);
+
+const isDone = (answer: SteerRow['answer']): boolean => !UNDONE.has(answer);
 
 const outcomeOf = ({ answer }: SteerRow): 'changed' | 'requested' | 'unchanged' | 'skipped' =>
   answer === 'requested' || answer === 'unchanged' ? answer : isDone(answer) ? 'changed' : 'skipped';

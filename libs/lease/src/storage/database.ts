@@ -12,7 +12,7 @@ import {
   startupOptions,
 } from './connection';
 import { assertServerFits } from './server-check';
-import { errorText, isConflict, isConnectionError, isPartitionMissing } from './sql-errors';
+import { errorText, isConflict, isConnectionError, isPartitionMissing, isRefusal } from './sql-errors';
 import { backoffMs, sleep, within } from './delays';
 import { prepareSchema } from './migrator';
 import { Schema } from './schema';
@@ -197,9 +197,10 @@ export class Database {
     }
   }
 
-  /** Whether an error came before its statement was sent, for want of a connection: then nothing can have been written. */
-  wasNeverSent(error: unknown): boolean {
-    return typeof error === 'object' && error !== null && this.unsent.has(error);
+  /** Whether it is open, after this error, if the statement was done: not if it was never sent, for want of a connection, or the server said that it did not. */
+  mayBeWritten(error: unknown): boolean {
+    if (!isConnectionError(error) || isRefusal(error)) return false;
+    return !(typeof error === 'object' && error !== null && this.unsent.has(error));
   }
 
   private refusal(): NotRunningError {

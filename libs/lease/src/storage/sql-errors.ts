@@ -13,6 +13,9 @@ export const isPartitionMissing = (error: unknown): boolean =>
 /** The database ended the statement at one of its time limits: the connection is sound, and nothing was written. */
 export const isLimit = (error: unknown): boolean => ['57014', '55P03'].includes(codeOf(error));
 
+/** The server's own word that it did not do it: read-only, or cancelled at its statement's limit. */
+export const isRefusal = (error: unknown): boolean => ['25006', '57014'].includes(codeOf(error));
+
 /** Somebody else has a row locked, for longer than the statement waits. Nothing was written. */
 export const isLocked = (error: unknown): boolean => codeOf(error) === '55P03';
 

@@ -15,13 +15,12 @@ import {
   unblockSql,
 } from './functions/keys.sql';
 import { admitSql, ageSql, capsSql, promotePlacesSql, promoteWaitingSql, spendSql } from './functions/limits.sql';
+import { addEdgesSql, followAllSql, followEdgesSql, lockWaitingSql } from './functions/batch-edges.sql';
 import {
-  addEdgesSql,
   afterMembersSql,
   announceSql,
   deleteBatchSql,
   endBatchesSql,
-  followEdgesSql,
   pruneBatchesSql,
   reopenBatchSql,
   sweepBatchesSql,
@@ -88,7 +87,9 @@ export const functionsSql = (s: string): string[] => [
   publicEnqueueSql(s),
   announceSql(s, Schema.ofQuoted(s).channel),
   endBatchesSql(s),
+  lockWaitingSql(s),
   followEdgesSql(s),
+  followAllSql(s),
   afterMembersSql(s),
   addEdgesSql(s),
   reopenBatchSql(s),

@@ -1,7 +1,9 @@
-import { few, inLiteral } from '../quote';
+import { FAILED_FAST } from '../../../batches/stop-reasons';
+import { few } from '../quote';
+import { UNTIL, since } from './batch-edges.sql';
 
-/** Members that one call frees or fails, at most: then the caller comes again. */
-const CHUNK = 5000;
+/** One look follows edges from layer to layer for no longer than this. */
+const FOLLOWED_MS = 200;
 /** Unmet needs of one member that one look of the sweep follows. */
 const LOOKED_AT = 100;
 
@@ -12,11 +14,6 @@ const unfinished = (
 ): string => `(EXISTS (SELECT FROM ${s}.leases l WHERE l.batch_id = ${batch} AND l.batch_id > 0)
       OR EXISTS (SELECT FROM ${s}.ready r WHERE r.batch_id = ${batch} AND r.batch_id > 0)
       OR EXISTS (SELECT FROM ${s}.waiting w WHERE w.batch_id = ${batch} AND w.batch_id > 0))`;
-
-/** A day's slack for a clock that a failover set back. Without the bounds every partition is probed, also those of the days ahead. */
-const since = (finished: string, batch: string): string =>
-  `${finished}.finished_at BETWEEN ${batch}.created_at - interval '1 day' AND v_until`;
-const UNTIL = `v_until timestamptz := clock_timestamp() + interval '1 day';`;
 
 /**
  * Ends those batches of which nothing is unfinished: status, counts and the jobs of their hooks, once a generation. Returns [[batch, status, name, generation], …];
@@ -68,80 +65,6 @@ BEGIN
   RETURN r_ended;
 END $fn$`;
 
-/**
- * What members need one another for, once some of them have ended (`p_jobs`): marks the edges that are met, frees members of which all are, and
- * fails those that need a member which failed or was cancelled; with a reason that names the first. In a batch that is being cancelled these are
- * cancelled too. At most 5000 of each; `again`: there are more. The caller has the batch locked. Locks the waiting rows of those members in
- * the order of their ids before it marks anything: a resume, which reads the marks under the same lock, sees them or is seen.
- */
-export const followEdgesSql = (s: string): string => `
-CREATE FUNCTION ${s}.follow_edges_v1(p_batch bigint, p_jobs bigint[], OUT freed json, OUT doomed json, OUT again boolean) LANGUAGE plpgsql AS $fn$
-DECLARE
-  ${UNTIL}
-  b ${s}.batches;
-  v_now timestamptz := clock_timestamp();
-  v_deps bigint[];
-  v_locked bigint[];
-  v_free bigint[];
-BEGIN
-  SELECT * INTO b FROM ${s}.batches WHERE id = p_batch;
-  again := false;
-  v_deps := ARRAY(SELECT DISTINCT d.job_id FROM ${s}.job_dependencies d
-    JOIN ${s}.finished f ON f.job_id = d.needs AND f.batch_id = p_batch AND ${since('f', 'b')}
-    WHERE d.needs = ANY (p_jobs) AND ${few('d.needs')} AND NOT d.met AND (f.state = 'completed' OR d.on_finished) ORDER BY d.job_id LIMIT ${CHUNK});
-  IF cardinality(v_deps) > 0 THEN
-    again := cardinality(v_deps) = ${CHUNK};
-    v_locked := ${lockSql(s)};
-    -- One that was resumed meanwhile is another row by now.
-    WHILE v_locked <> ARRAY(SELECT w.job_id FROM ${s}.waiting w WHERE w.job_id = ANY (v_deps) AND ${few('w.job_id')} ORDER BY w.job_id) LOOP
-      v_locked := ${lockSql(s)};
-    END LOOP;
-    UPDATE ${s}.job_dependencies d SET met = true FROM ${s}.finished f
-    WHERE d.job_id = ANY (v_deps) AND ${few('d.job_id')} AND d.needs = ANY (p_jobs) AND NOT d.met AND f.job_id = d.needs AND f.batch_id = p_batch
-      AND ${since('f', 'b')} AND (f.state = 'completed' OR d.on_finished);
-    v_free := ARRAY(SELECT u.id FROM unnest(v_locked) AS u(id)
-      WHERE NOT EXISTS (SELECT FROM ${s}.job_dependencies d WHERE d.job_id = u.id AND NOT d.met));
-    UPDATE ${s}.waiting w SET reason = 'scheduled', blocked_on = NULL
-    WHERE w.job_id = ANY (v_free) AND ${few('w.job_id')} AND w.blocked_on = 'jobs' AND w.run_at > v_now;
-    WITH d AS (
-      DELETE FROM ${s}.waiting w WHERE w.job_id = ANY (v_free) AND ${few('w.job_id')} AND w.blocked_on = 'jobs' RETURNING w.*
-    ), r AS (
-      INSERT INTO ${s}.ready (job_id, position, attempt, crashes, releases, snoozes, payload_bytes, priority, suspect, keyed, saved, queue, kind,
-        concurrency_key, batch_id)
-      SELECT d.job_id, nextval('${inLiteral(s)}.positions') - 4611686018427387904, d.attempt, d.crashes, d.releases, d.snoozes, d.payload_bytes,
-        d.priority, d.suspect, d.keyed, d.saved, d.queue, d.kind, d.concurrency_key, d.batch_id FROM d ORDER BY d.job_id
-    ) SELECT json_agg(DISTINCT jsonb_build_array(d.queue, d.kind)) INTO freed FROM d;
-  END IF;
-
-  v_deps := ARRAY(SELECT DISTINCT d.job_id FROM ${s}.job_dependencies d
-    JOIN ${s}.finished f ON f.job_id = d.needs AND f.batch_id = p_batch AND ${since('f', 'b')}
-    JOIN ${s}.waiting w ON w.job_id = d.job_id
-    WHERE d.needs = ANY (p_jobs) AND ${few('d.needs')} AND NOT d.met AND NOT d.on_finished AND f.state <> 'completed' ORDER BY d.job_id LIMIT ${CHUNK});
-  IF cardinality(v_deps) = 0 THEN RETURN; END IF;
-  again := again OR cardinality(v_deps) = ${CHUNK};
-  v_locked := ${lockSql(s)};
-  WITH c AS MATERIALIZED (
-    SELECT DISTINCT ON (d.job_id) d.job_id, CASE WHEN f.token IS NULL AND starts_with(f.reason, 'needs ') THEN f.reason ELSE
-      left(concat('needs ', coalesce('"' || j.member || '"', 'job ' || j.id), CASE f.state WHEN 'failed' THEN ', which failed' ELSE ', which was cancelled' END,
-        ': ' || coalesce(f.reason, f.error->>'message')), 500) END AS why
-    FROM ${s}.job_dependencies d JOIN ${s}.finished f ON f.job_id = d.needs AND f.batch_id = p_batch AND ${since('f', 'b')}
-    JOIN ${s}.jobs j ON j.id = d.needs
-    WHERE d.job_id = ANY (v_locked) AND ${few('d.job_id')} AND NOT d.met AND NOT d.on_finished AND f.state <> 'completed'
-    ORDER BY d.job_id, f.finished_at, d.needs
-  ), x AS (
-    DELETE FROM ${s}.waiting w USING c WHERE w.job_id = c.job_id RETURNING w.*, c.why
-  ), i AS (
-    INSERT INTO ${s}.finished (job_id, finished_at, attempt, crashes, releases, snoozes, priority, state, outcome, queue, kind, reason, batch_id)
-    SELECT x.job_id, v_now, x.attempt, x.crashes, x.releases, x.snoozes, x.priority, e.state, e.state, x.queue, x.kind, x.why, x.batch_id
-    FROM x CROSS JOIN (SELECT CASE WHEN b.stopping THEN 'cancelled' ELSE 'failed' END AS state) e
-  ) SELECT json_agg(json_build_array(x.job_id::text, x.kind, x.queue, x.attempt, x.why)) INTO doomed FROM x;
-END $fn$`;
-
-const lockSql = (
-  s: string,
-): string => `ARRAY(SELECT w.job_id FROM ${s}.waiting w WHERE w.job_id = ANY (v_deps) AND ${few('w.job_id')}
-      ORDER BY w.job_id FOR UPDATE)`;
-
 /** Wakes workers of some lanes, given as a JSON text, at the commit. */
 export const announceSql = (s: string, channel: string): string => `
 CREATE FUNCTION ${s}.announce_v1(p_lanes text) RETURNS void LANGUAGE plpgsql AS $fn$
@@ -156,10 +79,9 @@ END $fn$`;
  *
  * Sealed batches without edges that do not fail fast cost three probes of an index each, whatever their size; the rows of those at their end are locked, unless
  * somebody else has them, and ended all at once. Of each other batch the row is locked (FOR NO KEY UPDATE) first of all, waiting for lock_timeout at
- * most, then what `follow_edges_v1` says. What could not be locked comes back as `busy`, for another call.
+ * most, then what `follow_all_v1` says. What could not be locked comes back as `busy`, for another call.
  *
- * Returns { busy: [batch…], again: [batch…], doomed: [[job, kind, queue, attempt, reason], …] (failed or cancelled by this: they are `p_jobs` of the next
- * call, with the batches `again`), stop: [batch…] (to be cancelled), plain: [batch…] (nothing follows from
+ * Returns { busy: [batch…], again: [[batch, [job…]], …] (of which more follows: for another call), doomed: [[job, kind, queue, attempt, reason, state], …] (failed or cancelled by this), stop: [batch…] (to be cancelled), plain: [batch…] (nothing follows from
  * an end of one member but, perhaps, the batch's), ended: [[batch, status, name, generation], …] }.
  */
 export const afterMembersSql = (s: string): string => `
@@ -168,16 +90,16 @@ DECLARE
   ${UNTIL}
   b ${s}.batches;
   v_id bigint;
-  v_freed json;
-  v_doomed json;
-  v_again boolean;
+  v_lanes json;
+  v_doomed json[];
+  v_rest bigint[];
   v_failing boolean;
   v_ends bigint[];
   v_locked bigint[];
   v_ended json;
   r_busy text[] := '{}';
   r_plain bigint[];
-  r_again text[] := '{}';
+  r_again json[] := '{}';
   r_stop text[] := '{}';
   r_doomed json[] := '{}';
   r_ended json[] := '{}';
@@ -194,26 +116,29 @@ BEGIN
     CONTINUE WHEN b.sealed AND NOT b.edged AND NOT v_failing AND ${unfinished(s, 'v_id')};
     -- The lock also gives the transaction its number, before any position is taken (see enqueue_v1); most looks end before, and write nothing.
     v_doomed := NULL;
-    v_again := false;
+    v_rest := NULL;
     BEGIN
       SELECT * INTO b FROM ${s}.batches WHERE id = v_id FOR NO KEY UPDATE;
+      v_failing := b.status = 'running' AND b.fail_fast AND NOT b.stopping AND ${failed(s)};
+      -- Before the edges: those behind the one that failed are cancelled with the rest, in whatever layer.
+      IF v_failing THEN ${stop(s)} END IF;
       IF b.edged AND b.status = 'running' THEN
-        SELECT e.freed, e.doomed, e.again INTO v_freed, v_doomed, v_again FROM ${s}.follow_edges_v1(v_id, p_jobs) e;
-        IF v_freed IS NOT NULL THEN PERFORM ${s}.announce_v1(v_freed::text); END IF;
+        SELECT e.lanes, e.doomed, e.rest INTO v_lanes, v_doomed, v_rest
+        FROM ${s}.follow_all_v1(v_id, p_jobs, clock_timestamp() + interval '${FOLLOWED_MS} ms') e;
+        IF v_lanes IS NOT NULL THEN PERFORM ${s}.announce_v1(v_lanes::text); END IF;
+        IF b.fail_fast AND NOT b.stopping AND NOT v_failing AND cardinality(v_doomed) > 0 THEN
+          v_failing := true;
+          ${stop(s)}
+        END IF;
       END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
       r_busy := r_busy || v_id::text;
       CONTINUE;
     END;
     CONTINUE WHEN b.id IS NULL OR b.status <> 'running';
-    v_failing := b.fail_fast AND NOT b.stopping AND ${failed(s)};
-    IF v_failing THEN
-      UPDATE ${s}.batches SET stopping = true, stop_reason = 'another member of its batch failed', sealed = true,
-        members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = v_id AND j.batch_id IS NOT NULL) WHERE id = v_id;
-    END IF;
     v_ended := ${s}.end_batches_v1(ARRAY[v_id]);
-    IF v_again OR v_doomed IS NOT NULL THEN r_again := r_again || v_id::text; END IF;
-    IF v_doomed IS NOT NULL THEN r_doomed := r_doomed || ARRAY(SELECT json_array_elements(v_doomed)); END IF;
+    IF cardinality(v_rest) > 0 THEN r_again := r_again || json_build_array(v_id::text, v_rest::text[]); END IF;
+    r_doomed := r_doomed || v_doomed;
     IF v_ended IS NOT NULL THEN r_ended := r_ended || ARRAY(SELECT json_array_elements(v_ended));
     ELSIF v_failing THEN r_stop := r_stop || v_id::text; END IF;
   END LOOP;
@@ -228,33 +153,17 @@ BEGIN
   RETURN json_build_object('busy', r_busy, 'again', r_again, 'doomed', r_doomed, 'stop', r_stop, 'plain', coalesce(r_plain::text[], '{}'), 'ended', r_ended);
 END $fn$`;
 
-/** Whether a member of the batch `b` has failed. */
+/** Whether a member of the batch `b` has failed, in this generation. */
 const failed = (
   s: string,
+  more = '',
 ): string => `EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed'
-      AND f.state = 'failed' AND ${since('f', 'b')})`;
+      AND f.state = 'failed' AND f.finished_at >= b.since AND ${since('f', 'b')} ${more})`;
 
-/**
- * Edges of members that were added just now, in the same transaction, which has the batch locked: `p_jobs[i]` needs `p_needs[i]`. What is met already is
- * marked, and who needs nothing more is freed; who needs a member that failed has failed.
- */
-export const addEdgesSql = (s: string): string => `
-CREATE FUNCTION ${s}.add_edges_v1(p_batch bigint, p_jobs bigint[], p_needs bigint[], p_on_finished boolean[], p_look boolean) RETURNS json
-LANGUAGE plpgsql AS $fn$
-DECLARE
-  v record;
-BEGIN
-  INSERT INTO ${s}.job_dependencies (job_id, needs, batch_id, on_finished)
-  SELECT u.job, u.needs, p_batch, u.on_finished FROM unnest(p_jobs, p_needs, p_on_finished) AS u(job, needs, on_finished);
-  UPDATE ${s}.batches SET edged = true WHERE id = p_batch AND NOT edged;
-  IF NOT p_look THEN RETURN NULL; END IF;
-  LOOP
-    SELECT * INTO v FROM ${s}.follow_edges_v1(p_batch, p_needs);
-    IF v.doomed IS NOT NULL THEN p_needs := p_needs || ARRAY(SELECT (e->>0)::bigint FROM json_array_elements(v.doomed) AS e); END IF;
-    EXIT WHEN NOT v.again AND v.doomed IS NULL;
-  END LOOP;
-  RETURN v.freed;
-END $fn$`;
+/** Marks the batch `b`, which is locked, as one that its first failure cancels. */
+const stop = (s: string): string => `
+        UPDATE ${s}.batches SET stopping = true, stop_reason = '${FAILED_FAST}', sealed = true,
+          members = (SELECT count(*) FROM ${s}.jobs j WHERE j.batch_id = v_id AND j.batch_id IS NOT NULL) WHERE id = v_id;`;
 
 /** A member of a batch that has ended comes back: the batch's next generation begins. Locks the batch to the end of the transaction, so that nobody ends it meanwhile. */
 export const reopenBatchSql = (s: string): string => `
@@ -290,8 +199,7 @@ BEGIN
     v_goes_on := ${unfinished(s, 'b.id')};
     IF v_goes_on THEN
       IF b.stopping THEN stop := stop || b.id;
-      ELSIF b.fail_fast AND EXISTS (SELECT FROM ${s}.finished f WHERE f.batch_id = b.id AND f.batch_id > 0 AND f.state <> 'completed' AND f.state = 'failed' AND ${since('f', 'b')}
-        AND f.finished_at < v_before) THEN ended := ended || b.id; END IF;
+      ELSIF b.fail_fast AND ${failed(s, 'AND f.finished_at < v_before')} THEN ended := ended || b.id; END IF;
     ELSIF b.sealed THEN ended := ended || b.id; END IF;
   END LOOP;
   v_count := 0;

@@ -14,7 +14,7 @@ const MOVED =
 /**
  * Does one command to each of some jobs, in the order of their ids, by the table in transitions.ts. Answers one row a job: `answer` is the
  * effect, or `illegal` (with the state that it is in; nothing is changed), `unknown`, `key-held` (its key is `holder`'s by now),
- * `needs-failed` (a member that it needs, `holder`, has failed), `member` (it goes only with its whole batch), `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for, or somebody keeps it
+ * `needs-failed` (a member that it needs, `holder`, has not completed), `batch-stopping` (its batch is being cancelled), `member` (it goes only with its whole batch), `referenced` (a foreign key of the user's holds it), or `contended`: it moved each of five times that it was looked for, or somebody keeps it
  * locked for longer than lock_timeout.
  * `state`: before, `now_in`: after.
  *
@@ -97,6 +97,7 @@ BEGIN
             END IF;
             IF batch > 0 THEN
               PERFORM ${s}.reopen_batch_v1(batch);
+              IF EXISTS (SELECT FROM ${s}.batches x WHERE x.id = batch AND x.stopping) THEN RAISE EXCEPTION 'stopping' USING ERRCODE = 'LH003'; END IF;
               SELECT d.needs INTO holder FROM ${s}.job_dependencies d JOIN ${s}.finished x ON x.job_id = d.needs AND x.batch_id = batch
               WHERE d.job_id = job AND NOT d.met AND NOT d.on_finished AND x.state <> 'completed' LIMIT 1;
               IF FOUND THEN RAISE EXCEPTION 'needs' USING ERRCODE = 'LH002'; END IF;
@@ -165,6 +166,7 @@ BEGIN
         WHEN foreign_key_violation OR restrict_violation THEN v_effect := 'referenced'; now_in := state;
         WHEN SQLSTATE 'LH001' THEN v_effect := 'key-held'; now_in := state;
         WHEN SQLSTATE 'LH002' THEN v_effect := 'needs-failed'; now_in := state;
+        WHEN SQLSTATE 'LH003' THEN v_effect := 'batch-stopping'; now_in := state;
         WHEN lock_not_available OR deadlock_detected THEN
           v_effect := 'contended';
           now_in := state;
