@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { mkdtemp, rm, stat, chown } from 'node:fs/promises';
+import { appendFile, chown, mkdtemp, rm, stat, statfs } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -8,6 +8,7 @@ import { Client } from 'pg';
 
 const run = promisify(execFile);
 const SPACE_MB = 2048;
+const SPARE_KB = 8192;
 
 /** The database of a campaign. */
 export interface Store {
@@ -68,14 +69,27 @@ async function unmount(folder: string): Promise<void> {
   await rm(folder, { recursive: true });
 }
 
-/** It is made as small as what it holds. */
+/** It is made little larger than what it holds, and the rest is filled. (Made smaller than that, it refuses.) */
 async function fillDisk(folder: string, until: () => Promise<void>): Promise<void> {
-  const { stdout } = await run('df', ['--output=used', '-k', folder]);
-  const usedKb = Number(stdout.split('\n')[1]);
-  await run('mount', ['-o', `remount,size=${usedKb + 16}k`, folder]);
+  const { blocks, bfree, bsize } = await statfs(folder);
+  const usedKb = Math.ceil(((blocks - bfree) * bsize) / 1024);
+  const filler = join(folder, 'filler');
+  await run('mount', ['-o', `remount,size=${usedKb + SPARE_KB}k`, folder]);
   try {
+    for (const chunk of [Buffer.alloc(65_536), Buffer.alloc(4096)]) await fill(filler, chunk);
     await until();
   } finally {
+    await rm(filler, { force: true });
     await run('mount', ['-o', `remount,size=${SPACE_MB}m`, folder]);
+  }
+}
+
+/** Until nothing more of it goes in. */
+async function fill(file: string, chunk: Buffer): Promise<void> {
+  for (let full = false; !full;) {
+    await appendFile(file, chunk).catch((error: NodeJS.ErrnoException) => {
+      if (error.code !== 'ENOSPC') throw error;
+      full = true;
+    });
   }
 }
